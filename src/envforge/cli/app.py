@@ -1,0 +1,28 @@
+"""The application: registers every command module, and turns failures into messages and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import typer
+
+app = typer.Typer(
+    name="envforge",
+    help="From host facts and a request to a fine-tuning environment that is proven to chat and to train.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# A module in this list has `register(app)`; one that does not exist yet is a fault, not an option.
+COMMANDS = ("detect",)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 done, 1 an honest no, 2 bad input, 3 something outside, 70 our fault, 86 preflight."""
+    from envforge.cli.run import run
+
+    for name in COMMANDS:
+        importlib.import_module(f"envforge.cli.{name}").register(app)
+    sys.exit(run(app, sys.argv[1:] if argv is None else argv))

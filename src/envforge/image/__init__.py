@@ -1,0 +1,1 @@
+"""Builds what a plan describes: rendering, build context, engines, registry."""
