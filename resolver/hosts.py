@@ -68,7 +68,9 @@ def parse_driver(text: str) -> str | None:
     shown = value if len(value) <= 40 else value[:37] + "..."
     near = _DRIVER.search(value[:200]) if value.isascii() else None
     hint = "give it as nvidia-smi prints it, for example 550.54.15, or the word none"
-    raise UsageError(f"driver version {shown!r} is not of the form 550.54.15", f"{hint}; meant {near[0]}?" if near else hint)
+    raise UsageError(
+        f"driver version {shown!r} is not of the form 550.54.15", f"{hint}; meant {near[0]}?" if near else hint
+    )
 
 
 def parse_sm(text: str) -> str | None:
@@ -168,7 +170,9 @@ def parse_host(data: Any, where: str) -> Host:
         arch=base.arch,
         os=str(data["os"]) if data.get("os") else None,
         python=str(data["python"]) if data.get("python") else None,
-        labels={str(k): str(v) for k, v in (data.get("labels") or {}).items()} if isinstance(data.get("labels"), dict) else {},
+        labels={str(k): str(v) for k, v in (data.get("labels") or {}).items()}
+        if isinstance(data.get("labels"), dict)
+        else {},
         source=str(data.get("source") or "recorded"),
     )
 
