@@ -18,7 +18,7 @@ from envforge.resolver.hosts import Host, covers, family_floor, key, shipped_dri
 from envforge.resolver.metadata import Dependency, marker_pythons, parse_line, wheel_fits
 from envforge.resolver.request import Request
 from envforge.resolver.solve import Row
-from envforge.resolver.versions import ABSENT, Domain
+from envforge.resolver.versions import ABSENT_MASK, Domain
 
 if TYPE_CHECKING:
     from envforge.matrix.model import Matrix, NativeLib, Rule, TorchBuild
@@ -28,7 +28,7 @@ VARIANT = "torch-variant"
 DRIVER = "host:driver"
 GLIBC = "host:glibc"
 TORCH_FAMILY = ("torch", "torchvision", "torchaudio")
-PRESENT = 2  # host:sm_XY has one value beside ABSENT
+PRESENT = 2  # the mask of the one value that host:sm_XY has beside ABSENT
 
 
 def sm_name(sm: str) -> str:
@@ -82,9 +82,9 @@ class Encoding:
         if all(mask for _, mask in terms):
             self.rows.append(Row(tuple(terms), fact, activates))
 
-    def release(self, name: str, bit: int) -> Release:
-        """The release behind a domain bit."""
-        return self.releases[name][bit - 1]
+    def release(self, name: str, position: int) -> Release:
+        """The release behind a position of the package's domain."""
+        return self.releases[name][position - 1]
 
 
 def encode(
@@ -101,7 +101,9 @@ def encode(
     """
     arches = sorted({host.arch for host in hosts})
     if len(arches) > 1:
-        raise UsageError(f"one plan cannot serve {' and '.join(arches)} hosts", "resolve them apart: --host one at a time")
+        raise UsageError(
+            f"one plan cannot serve {' and '.join(arches)} hosts", "resolve them apart: --host one at a time"
+        )
     pythons = options.pythons or matrix.policy.pythons
     order = tuple(sorted(set(pythons) | set(matrix.policy.pythons), key=key))
     enc = Encoding(matrix, tuple(requests), tuple(hosts), options, arches[0] if arches else "x86_64", order)
@@ -127,7 +129,11 @@ def _host_rows(enc: Encoding) -> None:
     enc.domains[PYTHON] = Domain(PYTHON, enc.pythons)
     wanted = enc.domains[PYTHON].mask_of(options.pythons or enc.pythons)
     text = f"python {', '.join(options.pythons)} is asked for" if options.pythons else "some python"
-    enc.add(Fact("option", ("option", PYTHON), PYTHON, text=text), (PYTHON, ~wanted & enc.domains[PYTHON].full), activates=PYTHON)
+    enc.add(
+        Fact("option", ("option", PYTHON), PYTHON, text=text),
+        (PYTHON, ~wanted & enc.domains[PYTHON].full),
+        activates=PYTHON,
+    )
 
     names = sorted({b.variant for b in matrix.torch_builds}, key=_variant_key)
     variants = enc.domains[VARIANT] = Domain(VARIANT, names)
@@ -144,29 +150,41 @@ def _host_rows(enc: Encoding) -> None:
         fact = Fact("option", ("option", VARIANT), VARIANT, "cpu", "the target has no GPU, so torch is the CPU build")
     else:
         only = variants.all_mask & ~variants.mask_of(["cpu"])
-        fact = Fact("option", ("option", VARIANT), VARIANT, "cuda", "the target has a GPU, so torch must be a CUDA build")
+        fact = Fact(
+            "option", ("option", VARIANT), VARIANT, "cuda", "the target has a GPU, so torch must be a CUDA build"
+        )
     enc.add(fact, (VARIANT, ~only & variants.full), activates=VARIANT)
 
     if enc.glibc:
-        floors = sorted({"2.5", "2.12", "2.17", "2.24", "2.27", "2.28", "2.31", "2.34", "2.35", "2.39", enc.glibc}, key=key)
+        floors = sorted(
+            {"2.5", "2.12", "2.17", "2.24", "2.27", "2.28", "2.31", "2.34", "2.35", "2.39", enc.glibc}, key=key
+        )
         glibc = enc.domains[GLIBC] = Domain(GLIBC, floors)
         enc.add(
             Fact("glibc", ("host", GLIBC), enc.glibc, text=f"the host has glibc {enc.glibc}"),
-            (GLIBC, ~glibc.mask_of([enc.glibc]) & glibc.full), activates=GLIBC,
+            (GLIBC, ~glibc.mask_of([enc.glibc]) & glibc.full),
+            activates=GLIBC,
         )
     if enc.driver:
-        points = {t.driver for t in matrix.toolkits if t.driver} | {f.min_driver for f in matrix.families} | {enc.driver}
+        points = (
+            {t.driver for t in matrix.toolkits if t.driver} | {f.min_driver for f in matrix.families} | {enc.driver}
+        )
         driver = enc.domains[DRIVER] = Domain(DRIVER, sorted(points, key=key))
         where = next(h.name for h in enc.hosts if h.driver == enc.driver)
         many = f" (of host {where}, the oldest here)" if len({h.driver for h in enc.hosts if h.driver}) > 1 else ""
         enc.add(
             Fact("driver", ("host", DRIVER), enc.driver, text=f"the host's driver is {enc.driver}{many}"),
-            (DRIVER, ~driver.mask_of([enc.driver]) & driver.full), activates=DRIVER,
+            (DRIVER, ~driver.mask_of([enc.driver]) & driver.full),
+            activates=DRIVER,
         )
     for sm in enc.sms:
         name = sm_name(sm)
         enc.domains[name] = Domain(name, ["present"])
-        enc.add(Fact("gpu", ("host", name), sm, text=f"the host has {gpu_words(enc, sm)}"), (name, ABSENT), activates=name)
+        enc.add(
+            Fact("gpu", ("host", name), sm, text=f"the host has {gpu_words(enc, sm)}"),
+            (name, ABSENT_MASK),
+            activates=name,
+        )
     _driver_rows(enc)
 
 
@@ -220,7 +238,8 @@ def _driver_rows(enc: Encoding) -> None:
         text = f"CUDA {major} builds (such as {name}, CUDA {cuda}) need driver >={floor}"
         enc.add(
             Fact("floor", ("floor", major), name, text=text, source=source, data=floor),
-            (DRIVER, low), (VARIANT, variants.mask_of([name])),
+            (DRIVER, low),
+            (VARIANT, variants.mask_of([name])),
         )
     for sm in enc.sms:
         arch = next((a for a in enc.matrix.architectures if sm in a.sm), None)
@@ -232,7 +251,8 @@ def _driver_rows(enc: Encoding) -> None:
             text = f"the last driver branch for {words} is {arch.last_branch}"
             enc.add(
                 Fact("generation", ("generation", sm), sm, text=text, source=arch.source.text),
-                (DRIVER, newer), (sm_name(sm), PRESENT),
+                (DRIVER, newer),
+                (sm_name(sm), PRESENT),
             )
         first = next((t.branch for t in reversed(enc.matrix.toolkits) if t.cuda == arch.first_cuda), None)
         if first is not None:
@@ -240,7 +260,8 @@ def _driver_rows(enc: Encoding) -> None:
             text = f"the first driver branch for {words} is {first}"
             enc.add(
                 Fact("generation", ("generation", sm), sm, text=text, source=arch.source.text),
-                (DRIVER, older), (sm_name(sm), PRESENT),
+                (DRIVER, older),
+                (sm_name(sm), PRESENT),
             )
 
 
@@ -296,7 +317,8 @@ def _domain(enc: Encoding, name: str, load: Callable[[str], tuple[Release, ...]]
     asked = " ".join(r.specifier for r in enc.requests if r.name == name)
     pinned = {r.pinned for r in enc.requests if r.name == name}
     keep = tuple(
-        row for row in rows
+        row
+        for row in rows
         if row.version in pinned or (not row.yanked and (not _is_pre(row.version) or _asks_pre(asked)))
     )
     if not keep:
@@ -348,8 +370,15 @@ def _dependency_rows(
             reached.setdefault(enc.extras.get(target, target).split("[")[0], set()).update(target_extras)
     caps = _inherited(enc, name, merged) if extra is None else []
     for (target, allowed, pythons), versions in merged.items():
-        _dependency_row(enc, Fact("dependency", ("dep", variable, target), variable, target,
-                                  source=f"{name} Requires-Dist"), variable, versions, target, allowed, pythons)
+        _dependency_row(
+            enc,
+            Fact("dependency", ("dep", variable, target), variable, target, source=f"{name} Requires-Dist"),
+            variable,
+            versions,
+            target,
+            allowed,
+            pythons,
+        )
     for fact, target, allowed, pythons, versions in caps:
         _dependency_row(enc, fact, variable, versions, target, allowed, pythons)
     return [(target, tuple(sorted(extras))) for target, extras in sorted(reached.items())]
@@ -413,17 +442,29 @@ def _inherited(
         top = allowed.bit_length()
         capped = full & ((1 << top) - 1) if allowed else 0  # everything up to the newest allowed release
         if capped != full and declaring & older:
-            fact = Fact("inherited", ("inherited", name, target), name, target, data=version,
-                        text=f"{name} {version}, the newest, allows {target} {enc.domains[target].describe(allowed)} "
-                             f"at most, and older releases of {name} are held to that cap",
-                        source=f"{name}=={version} Requires-Dist")
+            fact = Fact(
+                "inherited",
+                ("inherited", name, target),
+                name,
+                target,
+                data=version,
+                text=f"{name} {version}, the newest, allows {target} {enc.domains[target].describe(allowed)} "
+                f"at most, and older releases of {name} are held to that cap",
+                source=f"{name}=={version} Requires-Dist",
+            )
             rows.append((fact, target, capped, pythons, declaring & older))
         silent = older & ~declaring
         if silent:
-            fact = Fact("inherited", ("inherited", name, target), name, target, data=version,
-                        text=f"{name} releases that do not declare {target} are held to what {version} declares: "
-                             f"{target} {enc.domains[target].describe(allowed)}",
-                        source=f"{name}=={version} Requires-Dist")
+            fact = Fact(
+                "inherited",
+                ("inherited", name, target),
+                name,
+                target,
+                data=version,
+                text=f"{name} releases that do not declare {target} are held to what {version} declares: "
+                f"{target} {enc.domains[target].describe(allowed)}",
+                source=f"{name}=={version} Requires-Dist",
+            )
             rows.append((fact, target, allowed, pythons, silent))
     return rows
 
@@ -442,7 +483,8 @@ def _python_rows(enc: Encoding, name: str) -> None:
 
 def _python_allowed(python: str, specifier: str) -> bool:
     """Some patch release of this minor is allowed. The last patch decides `<`/`<=` bounds as installers would."""
-    return bool(_python_domain().mask(specifier) & _python_domain().bit(f"{python}.99")) if python else False
+    domain = _python_domain()
+    return bool(domain.mask(specifier) >> domain.bit(f"{python}.99") & 1)
 
 
 _PYTHONS: list[Domain] = []
@@ -491,8 +533,15 @@ def _wheel_rows(enc: Encoding, name: str) -> None:
     if enc.glibc:
         glibc_domain = enc.domains[GLIBC]
         for (floor_text, pythons), versions in floors.items():
-            fact = Fact("wheels", ("wheels-glibc", name), name, GLIBC, data=floor_text, source=f"{name} file list",
-                        text=f"the wheels need glibc >={floor_text} (manylinux_{floor_text.replace('.', '_')})")
+            fact = Fact(
+                "wheels",
+                ("wheels-glibc", name),
+                name,
+                GLIBC,
+                data=floor_text,
+                source=f"{name} file list",
+                text=f"the wheels need glibc >={floor_text} (manylinux_{floor_text.replace('.', '_')})",
+            )
             enc.add(fact, (name, versions), (PYTHON, pythons), (GLIBC, below(glibc_domain, floor_text)))
 
 
@@ -567,7 +616,9 @@ def _availability_rows(enc: Encoding, allowed: frozenset[tuple[str, str, str]]) 
             pythons = {p for v, n, p in allowed if v == version and n == name}
             missing = 0 if "*" in pythons else python.all_mask & ~python.mask_of(p for p in enc.pythons if p in pythons)
             text = enc.options.unavailable_text or "only some torch builds can be had from here"
-            fact = Fact("unavailable", ("unavailable", "torch"), "torch", name, text=text, source="recorded availability")
+            fact = Fact(
+                "unavailable", ("unavailable", "torch"), "torch", name, text=text, source="recorded availability"
+            )
             if missing == python.all_mask:
                 enc.add(fact, ("torch", 2 << i), (VARIANT, variants.mask_of([name])))
             else:
@@ -625,8 +676,13 @@ def _rule_rows(enc: Encoding) -> None:
             _one_rule(enc, rule)
     for name, specifier in enc.options.banned:
         if name in enc.domains:
-            fact = Fact("rule", ("banned", name, specifier), name, text=f"{name} {specifier} is banned by your settings",
-                        source="settings")
+            fact = Fact(
+                "rule",
+                ("banned", name, specifier),
+                name,
+                text=f"{name} {specifier} is banned by your settings",
+                source="settings",
+            )
             enc.add(fact, (name, enc.domains[name].mask(specifier, prereleases=True)))
     for pins in enc.options.learned:
         terms = tuple((n, enc.domains[n].mask(f"=={v}", prereleases=True)) for n, v in pins if n in enc.domains)

@@ -188,7 +188,7 @@ def _intersection(rows: list[Row], name: str) -> int:
 
 def _labels(enc: Encoding, mask: int, cuda: bool = False) -> str:
     domain = enc.domains[VARIANT]
-    names = [v for v in domain.values if domain.bit(v) & mask]
+    names = [v for i, v in enumerate(domain.values, 1) if mask >> i & 1]
     if len(names) > 4 and cuda:
         return f"{names[0]} to {names[-1]}"
     return ", ".join(f"{n} (CUDA {variant_cuda(n)})" if cuda and n != "cpu" else n for n in names) or "nothing known"
@@ -196,7 +196,7 @@ def _labels(enc: Encoding, mask: int, cuda: bool = False) -> str:
 
 def _pythons(enc: Encoding, mask: int) -> str:
     domain = enc.domains[PYTHON]
-    names = [v for v in domain.values if domain.bit(v) & mask]
+    names = [v for i, v in enumerate(domain.values, 1) if mask >> i & 1]
     if len(names) > 2:
         minors = [int(n.split(".")[1]) for n in names]
         if minors == list(range(minors[0], minors[-1] + 1)):
@@ -250,7 +250,7 @@ def range_around(enc: Encoding, request: Request, version: str) -> str:
     """How to ask for `version` with the least change to a request line."""
     domain = enc.domains[request.name]
     asked = domain.mask(request.specifier, prereleases=True) & domain.all_mask
-    bit = domain.bit(version)
+    bit = 1 << domain.bit(version)
     extras = f"[{','.join(request.extras)}]" if request.extras else ""
     name = f"{request.name}{extras}"
     if asked and bit < (asked & -asked):
@@ -274,6 +274,16 @@ def driver_words(old: str, new: str, floor: bool) -> str:
 
 
 __all__ = [
-    "DRIVER", "GLIBC", "Conflict", "Fix", "Relaxation", "Statement", "driver_words", "parties", "range_around",
-    "relaxations", "statements", "with_line",
+    "DRIVER",
+    "GLIBC",
+    "Conflict",
+    "Fix",
+    "Relaxation",
+    "Statement",
+    "driver_words",
+    "parties",
+    "range_around",
+    "relaxations",
+    "statements",
+    "with_line",
 ]

@@ -6,7 +6,7 @@ transformers whose date the unnamed packages then follow. The cuda-compat tier j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import TYPE_CHECKING
@@ -104,9 +104,7 @@ def _search(
     return enc, result
 
 
-def _passes(
-    enc: Encoding, wish: Wish, without: frozenset[object], drivers: str | None
-) -> _Found | tuple[Row, ...]:
+def _passes(enc: Encoding, wish: Wish, without: frozenset[object], drivers: str | None) -> _Found | tuple[Row, ...]:
     rows = [row for row in enc.rows if row.origin.key not in without] if without else enc.rows
     anchor = _as_of(enc, wish)
     result = solve(_problem(enc, rows, anchor, bool(anchor), drivers))
@@ -141,9 +139,9 @@ def _date_of(enc: Encoding, values: dict[str, int], roles: tuple[str, ...], also
     newest = ""
     for name, bit in values.items():
         row = enc.matrix.packages.get(name)
-        if row is None or bit < 2 or name not in enc.releases or not (row.role in roles or name in also):
+        if row is None or not bit or name not in enc.releases or not (row.role in roles or name in also):
             continue
-        newest = max(newest, enc.releases[name][bit.bit_length() - 2].uploaded)
+        newest = max(newest, enc.release(name, bit).uploaded)
     if not newest:
         return None
     day = date.fromisoformat(newest[:10]) + timedelta(days=enc.matrix.policy.coherence_days)
@@ -155,7 +153,7 @@ def _problem(enc: Encoding, rows: Sequence[Row], as_of: str | None, named_follow
     packages = enc.matrix.packages
 
     def newest_first(name: str) -> list[int]:
-        return [1 << i for i in range(len(enc.domains[name].values), 0, -1)]
+        return list(range(len(enc.domains[name].values), 0, -1))
 
     def prefer(name: str) -> list[int]:
         base = enc.extras.get(name, name)
@@ -173,12 +171,17 @@ def _problem(enc: Encoding, rows: Sequence[Row], as_of: str | None, named_follow
         if as_of is None or trainer or (base in named and not named_follow) or base not in enc.releases:
             return newest_first(name)
         releases = enc.releases[base]
-        before = [1 << (i + 1) for i in range(len(releases) - 1, -1, -1) if releases[i].uploaded[:10] <= as_of]
-        after = [1 << (i + 1) for i in range(len(releases)) if releases[i].uploaded[:10] > as_of]
+        before = [i + 1 for i in range(len(releases) - 1, -1, -1) if releases[i].uploaded[:10] <= as_of]
+        after = [i + 1 for i in range(len(releases)) if releases[i].uploaded[:10] > as_of]
         return before + after
 
-    ranks = {name: rank_of(enc, name) for name in enc.domains}
-    return Problem(domains=enc.domains, rows=rows, rank=ranks, prefer={name: prefer(name) for name in enc.domains})
+    return Problem(enc.domains, rows, ranks(enc), {name: prefer(name) for name in enc.domains})
+
+
+def ranks(enc: Encoding) -> dict[str, int]:
+    """The total order as consecutive numbers."""
+    ordered = sorted(enc.domains, key=lambda name: (rank_of(enc, name), name))
+    return {name: number for number, name in enumerate(ordered)}
 
 
 def rank_of(enc: Encoding, name: str) -> tuple[int, int]:
@@ -241,16 +244,14 @@ def _driver_order(enc: Encoding, drivers: str | None) -> list[int]:
 def _plan(matrix: Matrix, wish: Wish, found: _Found, load: Loader, light: bool = False) -> Plan:
     enc, values = found.enc, found.values
     pins = {
-        name: enc.domains[name].values[bit.bit_length() - 2]
-        for name, bit in sorted(values.items())
-        if bit > 1 and name in enc.releases
+        name: enc.domains[name].values[bit - 1] for name, bit in sorted(values.items()) if bit and name in enc.releases
     }
     variant = _value(enc, values, VARIANT)
     python = _value(enc, values, PYTHON)
     tier = "cpu" if variant == "cpu" else tier_of(matrix, variant, enc.driver)
     extras: dict[str, tuple[str, ...]] = {}
     for name, bit in sorted(values.items()):
-        if name in enc.extras and bit > 1:
+        if name in enc.extras and bit:
             base = enc.extras[name]
             extras[base] = (*extras.get(base, ()), name[len(base) + 1 : -1])
     undated = _undated(enc, pins, found.as_of)
@@ -289,7 +290,7 @@ def _plan(matrix: Matrix, wish: Wish, found: _Found, load: Loader, light: bool =
 
 
 def _value(enc: Encoding, values: dict[str, int], name: str) -> str:
-    return str(enc.domains[name].values[values[name].bit_length() - 2])
+    return enc.domains[name].values[values[name] - 1]
 
 
 def _index(enc: Encoding, name: str, version: str) -> int:
@@ -335,8 +336,8 @@ def reasons(enc: Encoding, values: dict[str, int], as_of: str | None) -> dict[st
             touching.setdefault(name, []).append(row)
     result: dict[str, tuple[Reason, ...]] = {}
     for name in [*sorted(enc.releases), VARIANT, PYTHON]:
-        bit = values.get(name, 1)
-        if bit < 2:
+        bit = values.get(name, 0)
+        if not bit:
             continue
         found: list[Reason] = []
         for row in touching.get(name, ()):
@@ -345,7 +346,7 @@ def reasons(enc: Encoding, values: dict[str, int], as_of: str | None) -> dict[st
                 found.append(Reason(f"you ask for {fact.text}", fact.source))
             elif row.activates == name and fact.kind == "dependency" and _holds(row, values, name):
                 who = fact.a
-                version = enc.domains[who].values[values[who].bit_length() - 2]
+                version = _value(enc, values, who)
                 allowed = enc.domains[name].all_mask & ~dict(row.terms)[name]
                 every = allowed == enc.domains[name].all_mask
                 span = "" if every else f" {enc.domains[name].describe(allowed)}"
@@ -353,28 +354,31 @@ def reasons(enc: Encoding, values: dict[str, int], as_of: str | None) -> dict[st
         blocked = _capped(enc, values, name, touching)
         if blocked:
             found.append(blocked)
-        elif name in enc.releases and as_of and bit < 1 << len(enc.domains[name].values):
+        elif name in enc.releases and as_of and bit < len(enc.domains[name].values):
             found.append(Reason(f"the newest that was current on {as_of}", "coherence date"))
         result["variant" if name == VARIANT else name] = tuple(dict.fromkeys(found))[:6]
     return result
 
 
 def _holds(row: Row, values: dict[str, int], besides: str) -> bool:
-    return all(values.get(n, 1) & mask for n, mask in row.terms if n != besides)
+    return all(mask >> values.get(n, 0) & 1 for n, mask in row.terms if n != besides)
 
 
 def _capped(enc: Encoding, values: dict[str, int], name: str, touching: dict[str, list[Row]]) -> Reason | None:
     """The row that refuses the next newer release when everything else stays as chosen."""
     bit = values[name]
-    if name in (VARIANT, PYTHON) or bit >= 1 << len(enc.domains[name].values):
+    if name in (VARIANT, PYTHON) or bit >= len(enc.domains[name].values):
         return None
-    newer = bit << 1
-    version = enc.domains[name].values[newer.bit_length() - 2]
+    version = enc.domains[name].values[bit]
     for row in touching.get(name, ()):
-        if dict(row.terms)[name] & newer and _holds(row, values, name) and row.origin.kind != "request":
+        if dict(row.terms)[name] >> (bit + 1) & 1 and _holds(row, values, name) and row.origin.kind != "request":
             text = statements(enc, [row])[0].text
             return Reason(f"{version} is refused: {text}", row.origin.source)
     return None
+
+
+def _inside(values: dict[str, int], terms: Sequence[tuple[str, int]]) -> bool:
+    return all(mask >> values.get(name, 0) & 1 for name, mask in terms)
 
 
 def closure_constraints(enc: Encoding, values: dict[str, int]) -> tuple[str, ...]:
@@ -385,11 +389,11 @@ def closure_constraints(enc: Encoding, values: dict[str, int]) -> tuple[str, ...
             continue
         for name, specifier in (*rule.needs.items(), *rule.requires.items()):
             outside = name not in enc.domains and name not in ("sm", "variant", "cuda", "driver", "glibc", "python")
-            absent = name in enc.domains and values.get(name, 1) == 1
+            absent = name in enc.domains and not values.get(name, 0)
             if not (outside or absent):
                 continue
             terms = rule_terms(enc, rule)
-            if terms and any(all(values.get(n, 1) & m for n, m in t) for t in terms):
+            if terms and any(_inside(values, t) for t in terms):
                 found.add(f"{name}{specifier}" if specifier != "*" else name)
     return tuple(sorted(found))
 
@@ -404,23 +408,30 @@ def warnings(
         if rule.level != "warn":
             continue
         terms = rule_terms(enc, rule)
-        if not terms or not any(all(values.get(n, 1) & m for n, m in t) for t in terms):
+        if not terms or not any(_inside(values, t) for t in terms):
             continue
         for name, specifier in rule.needs.items():
             for bad in violated_terms(enc, name, specifier):
-                if bad is not None and values.get(bad[0], 1) & bad[1]:
+                if bad is not None and bad[1] >> values.get(bad[0], 0) & 1:
                     out.append(Warning_(rule.warning or rule.id, rule.text))
     if tier == "minor":
         out.append(Warning_("minor-tier", _minor_text(enc, _value(enc, values, VARIANT))))
     if tier == "forward":
-        out.append(Warning_("forward-tier", "this plan runs only with NVIDIA's cuda-compat libraries inside the image, "
-                            f"because driver {enc.driver} is older than CUDA {variant_cuda(_value(enc, values, VARIANT))} needs"))
+        out.append(
+            Warning_(
+                "forward-tier",
+                "this plan runs only with NVIDIA's cuda-compat libraries inside the image, "
+                f"because driver {enc.driver} is older than CUDA {variant_cuda(_value(enc, values, VARIANT))} needs",
+            )
+        )
     for sm in enc.sms:
         text = _code_note(enc, values, pins, sm)
         if text:
             out.append(Warning_("gpu-code", text))
     for request in enc.outside:
-        out.append(Warning_("outside-matrix", f"{request.name} is not in the matrix: its own needs join only when locked"))
+        out.append(
+            Warning_("outside-matrix", f"{request.name} is not in the matrix: its own needs join only when locked")
+        )
     out += stale(matrix, wish, found, load)
     return tuple(dict.fromkeys(out))
 
@@ -441,7 +452,8 @@ def _code_note(enc: Encoding, values: dict[str, int], pins: dict[str, str], sm: 
     variant = _value(enc, values, VARIANT)
     build = next(
         (
-            b for b in enc.matrix.torch_builds
+            b
+            for b in enc.matrix.torch_builds
             if b.torch == minor_of(pins["torch"]) and b.variant == variant and b.arch == enc.arch
         ),
         None,
@@ -463,23 +475,27 @@ def stale(matrix: Matrix, wish: Wish, found: _Found, load: Loader) -> list[Warni
     for request in enc.requests:
         if request.name not in enc.releases or request.specifier or request.name in enc.options.pythons:
             continue
-        bit = values.get(request.name, 1)
-        if bit < 2:
+        if not values.get(request.name, 0):
             continue
-        chosen = enc.releases[request.name][bit.bit_length() - 2]
+        chosen = enc.release(request.name, values[request.name])
         newest = _newest_before(enc, request.name, found.as_of)
         if _days(chosen.uploaded, newest) <= limit:
             continue
         alone = _search(matrix, replace(wish, requests=(replace(request, extras=()),), as_of="today"), load)
         if not isinstance(alone, _Found):
             continue
-        free = alone.enc.releases[request.name][alone.values[request.name].bit_length() - 2]
+        free = alone.enc.release(request.name, alone.values[request.name])
         reference = min(free.uploaded[:10], found.as_of or free.uploaded[:10])
         if _days(chosen.uploaded, reference) <= limit:
             continue
         who = _held_by(matrix, wish, request, free.version, load)
-        out.append(Warning_("stale", f"{request.name} {chosen.version} of {chosen.uploaded[:10]} is far behind "
-                            f"{free.version} of {free.uploaded[:10]}, which these hosts would allow" + who))
+        out.append(
+            Warning_(
+                "stale",
+                f"{request.name} {chosen.version} of {chosen.uploaded[:10]} is far behind "
+                f"{free.version} of {free.uploaded[:10]}, which these hosts would allow" + who,
+            )
+        )
     return out
 
 
@@ -508,8 +524,11 @@ def _days(early: str, late: str) -> int:
 
 
 def _core(enc: Encoding, rows: Sequence[Row]) -> tuple[Row, ...]:
-    return minimal_core(Problem(domains=enc.domains, rows=enc.rows, rank={n: rank_of(enc, n) for n in enc.domains},
-                                prefer={}), rows, group=lambda fact: fact.key)
+    return minimal_core(Problem(enc.domains, enc.rows, ranks(enc)), rows, group=_fact_key)
+
+
+def _fact_key(origin: object) -> Hashable:
+    return origin.key if isinstance(origin, Fact) else repr(origin)
 
 
 def _conflict(matrix: Matrix, wish: Wish, enc: Encoding, rows: tuple[Row, ...], load: Loader) -> Conflict:
@@ -567,8 +586,7 @@ def _try(matrix: Matrix, wish: Wish, enc: Encoding, ways: tuple[Relaxation, ...]
     result = _search(matrix, relaxed, load, frozenset(without), drivers)
     if not isinstance(result, _Found):
         return None
-    pins = {n: result.enc.domains[n].values[b.bit_length() - 2]
-            for n, b in result.values.items() if b > 1 and n in result.enc.releases}
+    pins = {n: _value(result.enc, result.values, n) for n, b in result.values.items() if b and n in result.enc.releases}
     changes = [_change(wish, result, way, pins) for way in ways]
     if any(c is None for c in changes):
         return None
@@ -585,8 +603,9 @@ def _change(wish: Wish, result: _Found, way: Relaxation, pins: dict[str, str]) -
         if request.local:
             same = f"{request.name}{request.specifier}"
             version = pins[request.name]
-            return same if enc.domains[request.name].mask(request.specifier) & enc.domains[request.name].bit(version) \
-                else f"{request.name}=={version}"
+            domain = enc.domains[request.name]
+            fits = domain.mask(request.specifier) >> domain.bit(version) & 1
+            return same if fits else f"{request.name}=={version}"
         return range_around(enc, request, pins[request.name])
     if way.kind == "drop" and way.request is not None:
         return f"leave {wish.requests[way.request].name} out"

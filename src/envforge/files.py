@@ -1,0 +1,38 @@
+"""Writing files so that nobody ever sees half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from envforge.errors import DiskFullError, UsageError
+
+
+def write_atomic(path: Path, text: str | bytes, mode: int = 0o644) -> None:
+    """Write to a temporary file beside `path`, then rename over it; a failure or Ctrl-C leaves what was there.
+
+    Raises:
+        DiskFullError: the disk is full. UsageError: the folder is missing or not writable.
+    """
+    data = text.encode("utf-8") if isinstance(text, str) else text
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(path)
+        temporary = None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"no space left while writing {path}", "free some space and run again") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", "choose a folder that exists and is writable") from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()

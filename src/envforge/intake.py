@@ -1,0 +1,148 @@
+"""What the user asks for: words on the command line, requirement files, a spec, a project folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from envforge.errors import UsageError
+from envforge.resolver.request import MAX_LINES, Request, parse_request
+from envforge.spec import SPEC_FILE, Spec, find_spec, load_spec
+
+MAX_FILE = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """The request: lines, constraint lines (`-c`), the spec they came from and the project folder, where there is one."""
+
+    lines: tuple[Request, ...]
+    constraints: tuple[Request, ...] = ()
+    spec: Spec | None = None
+    project: Path | None = None
+
+    def requests(self, cpu: bool) -> tuple[Request, ...]:
+        """All request lines for a CPU or a GPU target, the spec's first, one per name with the specifiers joined."""
+        own = self.spec.requests_for(cpu) if self.spec else ()
+        return tuple(dict.fromkeys((*own, *self.lines)))
+
+
+def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake:
+    """Sort the command line's words: a word that is a folder with an image.yaml is the project, the rest are PEP 508.
+
+    Raises:
+        UsageError: nothing asked for, too much asked for, or an unreadable line or file (named).
+    """
+    project: Path | None = None
+    lines: list[Request] = []
+    for word in words:
+        folder = Path(word)
+        if ("/" in word or word in (".", "..") or not re.match(r"^[A-Za-z0-9]", word) or (folder / SPEC_FILE).is_file()) and folder.is_dir():
+            if not (folder / SPEC_FILE).is_file():
+                raise UsageError(f"{word} is a folder without an {SPEC_FILE}", f"make one: envforge init {word}")
+            if project is not None:
+                raise UsageError(f"two project folders are given: {project} and {word}", "give one")
+            project = folder
+        else:
+            lines.append(parse_request(word))
+    constraints: list[Request] = []
+    for path in files:
+        found, limits = read_requirements(path)
+        lines += found
+        constraints += limits
+    if project is not None and spec is not None:
+        raise UsageError("both a project folder and --spec are given", "give one of the two")
+    loaded = load_spec(project / SPEC_FILE) if project else load_spec(find_spec(spec)) if spec else None
+    if not lines and loaded is None:
+        raise UsageError("nothing is asked for", "name packages (envforge resolve unsloth ...), -r FILE, or --spec NAME")
+    if len(lines) > MAX_LINES:
+        raise UsageError(f"{len(lines):,} requirements are more than the {MAX_LINES:,} that one request may hold")
+    return Intake(tuple(lines), tuple(constraints), loaded, project)
+
+
+def read_requirements(path: Path, _seen: frozenset[Path] = frozenset()) -> tuple[list[Request], list[Request]]:
+    """A pip requirements file -> (requirements, constraints). Follows -r and -c; hashes are dropped (the lock makes its
+    own); index options are left to pip's settings and said so by name when they are refused.
+
+    Raises:
+        UsageError: unreadable, a cycle of -r, or a line that is not a requirement (file:line).
+    """
+    real = path.resolve()
+    if real in _seen:
+        raise UsageError(f"{path} includes itself through -r or -c")
+    if path.name == "pyproject.toml":
+        return _pyproject(path), []
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise UsageError(f"{path} has {path.stat().st_size:,} bytes: no requirements file is that large")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    requests: list[Request] = []
+    constraints: list[Request] = []
+    for number, line in _logical_lines(text):
+        where = f"{path}:{number}"
+        option = re.match(r"^(-r|--requirement|-c|--constraint)(?:\s+|=)(.+)$", line)
+        if option:
+            inner = (path.parent / option[2].strip()).resolve()
+            found, limits = read_requirements(inner, _seen | {real})
+            if option[1] in ("-r", "--requirement"):
+                requests += found
+            else:
+                constraints += found
+            constraints += limits
+            continue
+        if line.startswith("-"):
+            name = line.split()[0].split("=")[0]
+            if name in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--trusted-host"):
+                continue  # where packages come from is pip's setting, not part of the question
+            if name in ("--no-binary", "--only-binary", "--prefer-binary", "--pre", "--require-hashes", "--use-feature"):
+                continue
+            raise UsageError(f"{where}: option {name} is not supported", "leave it out, or list the requirement itself")
+        line = re.sub(r"\s+--(hash|config-settings|global-option)[= ]\S+", "", line)
+        try:
+            requests.append(parse_request(line, origin=where))
+        except UsageError as error:
+            raise UsageError(f"{where}: {error.cause}", error.hint) from error
+    return requests, constraints
+
+
+def _logical_lines(text: str) -> list[tuple[int, str]]:
+    """Lines with continuations joined and comments gone, each with the number of its first line."""
+    found: list[tuple[int, str]] = []
+    start, held = 0, ""
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = re.sub(r"(^|\s)#.*$", "", raw)
+        start = start or number
+        if line.rstrip().endswith("\\"):
+            held += line.rstrip()[:-1] + " "
+            continue
+        whole = (held + line).strip()
+        if whole:
+            found.append((start, whole))
+        start, held = 0, ""
+    if held.strip():
+        found.append((start, held.strip()))
+    return found
+
+
+def _pyproject(path: Path) -> list[Request]:
+    import sys
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not TOML: {error}") from error
+    lines = data.get("project", {}).get("dependencies")
+    if not isinstance(lines, list):
+        raise UsageError(f"{path} has no [project] dependencies", "list them there, or give a requirements file")
+    return [parse_request(str(line), origin=f"{path} dependencies {i}") for i, line in enumerate(lines, 1)]
