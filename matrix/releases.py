@@ -2,32 +2,46 @@
 
 File format (matrix/releases/NAME.json), written only by `tools/update_matrix.py`; strings that repeat are stored once:
 
-    {"schema": 1, "name": "peft", "harvested": "2026-11-30",
-     "strings": ["torch>=1.13.0", "numpy>=1.17", ...],            distinct Requires-Dist lines, sorted
-     "tags": ["py3-none-any", "cp311-cp311-manylinux_2_28_x86_64", ...],   distinct wheel tags, sorted
-     "releases": [{"version": "0.1.0", "uploaded": "2023-02-10", "python": ">=3.7", "requires": [0, 1],
-                   "wheels": [0], "sdist": true, "yanked": false, "size": 12345}, ...]}   ascending by version
+    {"schema": 1, "rules": 1, "name": "peft", "harvested": "2026-11-30",
+     "strings": ["numpy>=1.17", "torch>=1.13.0", ...],            distinct Requires-Dist lines, sorted
+     "tags": ["cp311-cp311-manylinux_2_28_x86_64", "py3-none-any", ...],   distinct wheel tags, sorted
+     "sets": [[0, 1], ...],                                        distinct lists of requirements, sorted
+     "releases": [{"version": "0.1.0", "uploaded": "2023-02-10", "python": ">=3.7", "requires": 0,
+                   "wheels": [1], "sdist": true, "yanked": false, "size": 12345}, ...]}   ascending by version
 
-`requires` and `wheels` index into `strings` and `tags`. `size` is bytes of the Linux x86_64 wheel most likely taken
-(largest cp tag), 0 where unknown. Only Linux tags (manylinux, musllinux left out, linux, any) are kept. Source: the package index's own
-metadata (PEP 658 / JSON), so `confidence` is verified-from-metadata for all of it.
+`requires` indexes `sets`, whose numbers index `strings`; `wheels` indexes `tags`. Both lists are ascending. `size` is
+bytes of the Linux x86_64 wheel most likely taken (largest cp tag), 0 where unknown. Only Linux tags for x86_64 and
+aarch64 are kept (manylinux, linux, any; no musllinux, PyPy or free-threaded builds). `requires_from` stands in a row
+where the requirements are not a wheel's own metadata (see `Release`). `harvested` is the day on which the rows last
+changed; `rules` numbers the harvester's choice of lines, so that a changed choice reads everything anew. Source: the
+package index's own metadata (wheel or sdist METADATA, PEP 658 or JSON): verified-from-metadata for all of it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from envforge.errors import DataError
 
 RELEASES = Path(__file__).parent / "releases"
+SCHEMA = 1
+
+RequiresFrom = Literal["wheel", "index", "sdist", "sdist-requires-txt", "sdist-requirements", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One release. `requires` holds PEP 508 lines, `wheels` compressed tag sets, `uploaded` an ISO date."""
+    """One release. `requires` holds PEP 508 lines, `wheels` compressed tag sets, `uploaded` an ISO date.
+
+    `requires_from` says where `requires` was read: the METADATA of a wheel, the index's JSON answer, the sdist's
+    PKG-INFO, the requires.txt that its build left in it, or its plain requirements file. "unknown" means that nothing
+    declares them without running code: then `requires` is empty and says nothing.
+    """
 
     version: str
     uploaded: str
@@ -37,11 +51,14 @@ class Release:
     sdist: bool
     yanked: bool
     size: int
+    requires_from: RequiresFrom = "wheel"
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_releases(name: str, folder: Path = RELEASES) -> tuple[Release, ...]:
     """All releases of one package, ascending by version; empty when the matrix has no file for it.
+
+    Releases with the same requirements share one tuple.
 
     Raises:
         DataError: the file is truncated or not what the generator writes (names the file).
@@ -51,29 +68,77 @@ def load_releases(name: str, folder: Path = RELEASES) -> tuple[Release, ...]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(path, name, error) from error
     try:
         data = json.loads(text)
+        if data["schema"] != SCHEMA or data["name"] != name:
+            raise ValueError(f"schema {data['schema']!r}, name {data['name']!r}")
         strings, tags = data["strings"], data["tags"]
+        sets = [tuple([strings[i] for i in numbers]) for numbers in data["sets"]]
         return tuple(
-            Release(
-                version=row["version"],
-                uploaded=row["uploaded"],
-                python=row["python"],
-                requires=tuple(strings[i] for i in row["requires"]),
-                wheels=tuple(tags[i] for i in row["wheels"]),
-                sdist=row["sdist"],
-                yanked=row["yanked"],
-                size=row["size"],
-            )
-            for row in data["releases"]
+            [
+                Release(
+                    row["version"],
+                    row["uploaded"],
+                    row["python"],
+                    sets[row["requires"]],
+                    tuple([tags[i] for i in row["wheels"]]),
+                    row["sdist"],
+                    row["yanked"],
+                    row["size"],
+                    row.get("requires_from", "wheel"),
+                )
+                for row in data["releases"]
+            ]
         )
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise DataError(
-            f"{path.name}: the generated release file is damaged ({error})",
-            f"write it again: envforge matrix update {name} --write",
-        ) from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise _damaged(path, name, error) from error
+
+
+def _damaged(path: Path, name: str, error: Exception) -> DataError:
+    return DataError(
+        f"{path.name}: the generated release file is damaged ({error})",
+        f"write it again: envforge matrix update {name} --write",
+    )
 
 
 def known_packages(folder: Path = RELEASES) -> tuple[str, ...]:
     """Names that have a release file, sorted."""
     return tuple(sorted(path.stem for path in folder.glob("*.json")))
+
+
+def render_releases(name: str, releases: Sequence[Release], harvested: str, rules: int = 1) -> str:
+    """The text of a release file: the same releases give the same bytes. `releases` are ascending by version."""
+    strings = sorted({line for release in releases for line in release.requires})
+    tags = sorted({tag for release in releases for tag in release.wheels})
+    string_at = {line: i for i, line in enumerate(strings)}
+    tag_at = {tag: i for i, tag in enumerate(tags)}
+    sets = sorted({_indices(release.requires, string_at) for release in releases})
+    set_at = {numbers: i for i, numbers in enumerate(sets)}
+    rows = [
+        {
+            "version": release.version,
+            "uploaded": release.uploaded,
+            "python": release.python,
+            "requires": set_at[_indices(release.requires, string_at)],
+            "wheels": list(_indices(release.wheels, tag_at)),
+            "sdist": release.sdist,
+            "yanked": release.yanked,
+            "size": release.size,
+        }
+        | ({} if release.requires_from == "wheel" else {"requires_from": release.requires_from})
+        for release in releases
+    ]
+    head = json.dumps({"schema": SCHEMA, "rules": rules, "name": name, "harvested": harvested})[:-1]
+    parts = [f'"{key}": {_lines(values)}' for key, values in (("strings", strings), ("tags", tags), ("sets", sets))]
+    return ",\n ".join([head, *parts, f'"releases": {_lines(rows)}']) + "}\n"
+
+
+def _indices(values: Iterable[str], at: dict[str, int]) -> tuple[int, ...]:
+    return tuple(sorted(at[value] for value in set(values)))
+
+
+def _lines(values: Sequence[object]) -> str:
+    """A JSON list with one value a line, so that a change shows as a few lines."""
+    return "[" + ",\n  ".join(json.dumps(value, separators=(",", ":"), ensure_ascii=False) for value in values) + "]"
