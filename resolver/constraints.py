@@ -18,7 +18,7 @@ from envforge.resolver.hosts import Host, covers, family_floor, key, shipped_dri
 from envforge.resolver.metadata import Dependency, marker_pythons, parse_line, wheel_fits
 from envforge.resolver.request import Request
 from envforge.resolver.solve import Row
-from envforge.resolver.versions import ABSENT_MASK, Domain
+from envforge.resolver.versions import ABSENT, Domain
 
 if TYPE_CHECKING:
     from envforge.matrix.model import Matrix, NativeLib, Rule, TorchBuild
@@ -182,7 +182,7 @@ def _host_rows(enc: Encoding) -> None:
         enc.domains[name] = Domain(name, ["present"])
         enc.add(
             Fact("gpu", ("host", name), sm, text=f"the host has {gpu_words(enc, sm)}"),
-            (name, ABSENT_MASK),
+            (name, ABSENT),
             activates=name,
         )
     _driver_rows(enc)
@@ -404,12 +404,14 @@ def _edges(
 def _dependency_row(
     enc: Encoding, fact: Fact, variable: str, versions: int, target: str, allowed: int, pythons: int
 ) -> None:
-    forbidden = enc.domains[target].full & ~allowed
-    python = enc.domains[PYTHON]
-    if pythons == python.all_mask:
-        enc.add(fact, (variable, versions), (target, forbidden), activates=target)
-    else:
-        enc.add(fact, (variable, versions), (PYTHON, pythons), (target, forbidden), activates=target)
+    terms = [(variable, versions), (target, enc.domains[target].full & ~allowed)]
+    if pythons != enc.domains[PYTHON].all_mask:
+        terms.append((PYTHON, pythons))
+    if variable == "torch" and target == "triton":
+        # The index's metadata belongs to the CUDA build; the CPU build of the same release does not ask for Triton.
+        variants = enc.domains[VARIANT]
+        terms.append((VARIANT, variants.all_mask & ~variants.mask_of(["cpu"])))
+    enc.add(fact, *terms, activates=target)
 
 
 def _python_mask(enc: Encoding, marker: str | None, extra: str | None = None) -> int:

@@ -7,7 +7,7 @@ Sentences speak of hosts and packages, never of variables or masks. A fix is pri
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,12 @@ def statements(enc: Encoding, rows: Sequence[Row]) -> tuple[Statement, ...]:
     groups: dict[object, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.origin.key, []).append(row)
-    found = [_statement(enc, group) for group in groups.values()]
+    asked = {
+        row.origin.a: enc.domains[row.origin.a].outside(row.terms[-1][1])
+        for row in rows
+        if row.origin.kind == "request" and row.terms[-1][0] == row.origin.a
+    }
+    found = [_statement(enc, group, asked) for group in groups.values()]
     rank = {kind: i for i, kind in enumerate(_ORDER)}
     return tuple(sorted(found, key=lambda s: (rank.get(s.kind, len(_ORDER)), s.text)))
 
@@ -77,15 +82,15 @@ def parties(rows: Sequence[Row]) -> tuple[str, ...]:
             found[sm_name(fact.a)] = None
         elif fact.kind == "glibc":
             found[f"host:glibc {fact.a}"] = None
-        elif fact.kind == "option":
+        elif fact.kind == "option" and fact.b != "cuda":
             found[f"{fact.a} {fact.b}".strip() if fact.b else fact.text] = None
     return tuple(found)
 
 
-def _statement(enc: Encoding, rows: list[Row]) -> Statement:
+def _statement(enc: Encoding, rows: list[Row], asked: Mapping[str, int]) -> Statement:
     fact: Fact = rows[0].origin
     sources = sorted({row.origin.source for row in rows if row.origin.source})
-    return Statement(_sentence(enc, fact, rows), "; ".join(sources), fact.kind)
+    return Statement(_sentence(enc, fact, rows, asked), "; ".join(sources), fact.kind)
 
 
 def _union(rows: list[Row], name: str) -> int:
@@ -97,10 +102,13 @@ def _union(rows: list[Row], name: str) -> int:
     return mask
 
 
-def _versions(enc: Encoding, name: str, mask: int) -> str:
-    """ "unsloth >=2024.9", or "every unsloth" where all known releases are meant."""
+def _versions(enc: Encoding, name: str, mask: int, asked: Mapping[str, int] | None = None) -> str:
+    """ "unsloth >=2024.9", or "every unsloth release". Of what a request line in the same explanation leaves out
+    nothing is said."""
     domain = enc.domains[name]
     mask &= domain.all_mask
+    if asked and name in asked and mask & asked[name]:
+        mask &= asked[name]
     shown = enc.extras.get(name, name)
     extra = name[len(shown) :]
     if mask == domain.all_mask:
@@ -108,35 +116,35 @@ def _versions(enc: Encoding, name: str, mask: int) -> str:
     return f"{shown}{extra} {domain.describe(mask)}"
 
 
-def _sentence(enc: Encoding, fact: Fact, rows: list[Row]) -> str:
+def _sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:
     if fact.kind == "request":
         return _request_sentence(enc, fact)
     if fact.kind in ("dependency",):
-        return _dependency_sentence(enc, fact, rows)
+        return _dependency_sentence(enc, fact, rows, asked)
     if fact.kind == "requires-python":
-        who = _versions(enc, fact.a, _union(rows, fact.a))
+        who = _versions(enc, fact.a, _union(rows, fact.a), asked)
         allowed = enc.domains[PYTHON].all_mask & ~_intersection(rows, PYTHON)
         return f"{who} needs python {_pythons(enc, allowed)}"
     if fact.kind == "wheels" and fact.b == PYTHON:
-        who = _versions(enc, fact.a, _union(rows, fact.a))
+        who = _versions(enc, fact.a, _union(rows, fact.a), asked)
         allowed = enc.domains[PYTHON].all_mask & ~_intersection(rows, PYTHON)
         return f"{who} has wheels for python {_pythons(enc, allowed)} only"
     if fact.kind == "wheels":
         floors = sorted({row.origin.data for row in rows}, key=lambda v: tuple(map(int, v.split("."))))
         tags = ", ".join(f"manylinux_{f.replace('.', '_')}" for f in floors)
-        return f"the wheels of {_versions(enc, fact.a, _union(rows, fact.a))} need glibc >={floors[0]} ({tags})"
+        return f"the wheels of {_versions(enc, fact.a, _union(rows, fact.a), asked)} need glibc >={floors[0]} ({tags})"
     if fact.kind == "builds":
-        who = _versions(enc, "torch", _union(rows, "torch"))
+        who = _versions(enc, "torch", _union(rows, "torch"), asked)
         have = enc.domains[VARIANT].all_mask & ~_intersection(rows, VARIANT)
         return f"{who} is built for {_labels(enc, have)} only"
     if fact.kind == "code":
-        return _code_sentence(enc, fact, rows)
+        return _code_sentence(enc, fact, rows, asked)
     if fact.kind == "native":
-        who = _versions(enc, fact.a, _union(rows, fact.a))
+        who = _versions(enc, fact.a, _union(rows, fact.a), asked)
         return f"{who} has no library for {_labels(enc, _union(rows, VARIANT), cuda=True)}"
     if fact.kind == "floor":
         variants = _labels(enc, _union(rows, VARIANT), cuda=True)
-        return f"CUDA {str(fact.key[1])} builds ({variants}) need driver >={fact.data}"  # type: ignore[index]
+        return f"CUDA {fact.key[1]!s} builds ({variants}) need driver >={fact.data}"  # type: ignore[index]
     if fact.kind == "inherited":
         return "; ".join(sorted({row.origin.text for row in rows}))
     return fact.text or str(fact.key)
@@ -151,11 +159,11 @@ def _request_sentence(enc: Encoding, fact: Fact) -> str:
     return f"you ask for {fact.text}"
 
 
-def _dependency_sentence(enc: Encoding, fact: Fact, rows: list[Row]) -> str:
+def _dependency_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:
     target = enc.domains[fact.b]
     forbidden = _intersection(rows, fact.b)
     allowed = target.all_mask & ~forbidden
-    who = _versions(enc, fact.a, _union(rows, fact.a))
+    who = _versions(enc, fact.a, _union(rows, fact.a), asked)
     pythons = {mask for row in rows for name, mask in row.terms if name == PYTHON}
     where = f" on python {_pythons(enc, next(iter(pythons)))}" if len(pythons) == 1 else ""
     name = enc.extras.get(fact.b, fact.b)
@@ -166,8 +174,8 @@ def _dependency_sentence(enc: Encoding, fact: Fact, rows: list[Row]) -> str:
     return f"{who} needs {name} {target.describe(allowed)}{where}"
 
 
-def _code_sentence(enc: Encoding, fact: Fact, rows: list[Row]) -> str:
-    who = _versions(enc, fact.a, _union(rows, fact.a))
+def _code_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:
+    who = _versions(enc, fact.a, _union(rows, fact.a), asked)
     sm = str(fact.data)
     variants = _labels(enc, _union(rows, VARIANT), cuda=True)
     generation = next((a.name for a in enc.matrix.architectures if sm in a.sm), None)
@@ -254,11 +262,9 @@ def range_around(enc: Encoding, request: Request, version: str) -> str:
     extras = f"[{','.join(request.extras)}]" if request.extras else ""
     name = f"{request.name}{extras}"
     if asked and bit < (asked & -asked):
-        first = domain.values[(asked & -asked).bit_length() - 2]
-        return f"{name}<{first}"
+        return f"{name}{domain.describe((asked & -asked) - 1)}"
     if asked and bit > asked and len(re.findall(r"[<>=!~]=?", request.specifier)) and not request.pinned:
-        last = domain.values[asked.bit_length() - 2]
-        return f"{name}>{last}"
+        return f"{name}{domain.describe(domain.all_mask >> asked.bit_length() << asked.bit_length())}"
     return f"{name}=={version}"
 
 

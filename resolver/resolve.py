@@ -7,7 +7,7 @@ transformers whose date the unnamed packages then follow. The cuda-compat tier j
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ from envforge.resolver.metadata import parse_line
 from envforge.resolver.plan import Plan, Reason, Target, Warning_
 from envforge.resolver.request import Request
 from envforge.resolver.solve import Problem, Row, Solution, leaves, minimal_core, solve
+from envforge.resolver.versions import ABSENT
 
 if TYPE_CHECKING:
     from envforge.matrix.model import Matrix
@@ -68,7 +69,7 @@ class Wish:
 
     requests: tuple[Request, ...]
     hosts: tuple[Host, ...]
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
     as_of: str | None = None
 
 
@@ -105,7 +106,12 @@ def _search(
 
 
 def _passes(enc: Encoding, wish: Wish, without: frozenset[object], drivers: str | None) -> _Found | tuple[Row, ...]:
-    rows = [row for row in enc.rows if row.origin.key not in without] if without else enc.rows
+    rows: Sequence[Row] = enc.rows
+    if without:
+        # A freed host fact must still have some value, except a GPU, which may be missing.
+        kept = [row for row in enc.rows if row.origin.key not in without]
+        freed = {row.activates: row for row in enc.rows if row.origin.key in without and row.origin.kind != "gpu"}
+        rows = [*kept, *(Row(((name, ABSENT),), row.origin, name) for name, row in freed.items() if name)]
     anchor = _as_of(enc, wish)
     result = solve(_problem(enc, rows, anchor, bool(anchor), drivers))
     if not isinstance(result, Solution):
@@ -586,15 +592,30 @@ def _try(matrix: Matrix, wish: Wish, enc: Encoding, ways: tuple[Relaxation, ...]
     result = _search(matrix, relaxed, load, frozenset(without), drivers)
     if not isinstance(result, _Found):
         return None
+    moved = _value(result.enc, result.values, DRIVER) if drivers else None
+    if moved and enc.driver:
+        # Solve once more on the other driver, so that what is said to follow is what a user would get.
+        newer = key(moved) >= key(enc.driver)
+        hosts = tuple(
+            replace(h, driver=moved) if h.driver and (key(h.driver) < key(moved)) == newer else h for h in hosts
+        )
+        result = _search(
+            matrix,
+            replace(relaxed, hosts=hosts),
+            load,
+            frozenset(without - {way.key for way in ways if way.kind == "driver"}),
+        )
+        if not isinstance(result, _Found):
+            return None
     pins = {n: _value(result.enc, result.values, n) for n, b in result.values.items() if b and n in result.enc.releases}
-    changes = [_change(wish, result, way, pins) for way in ways]
+    changes = [_change(wish, enc, result, way, pins) for way in ways]
     if any(c is None for c in changes):
         return None
     change = " and ".join(c for c in changes if c)
     return Fix(change, f"{change} (then {_outcome(result, pins, wish)})")
 
 
-def _change(wish: Wish, result: _Found, way: Relaxation, pins: dict[str, str]) -> str | None:
+def _change(wish: Wish, before: Encoding, result: _Found, way: Relaxation, pins: dict[str, str]) -> str | None:
     enc = result.enc
     if way.kind == "range" and way.request is not None:
         request = wish.requests[way.request]
@@ -610,8 +631,7 @@ def _change(wish: Wish, result: _Found, way: Relaxation, pins: dict[str, str]) -
     if way.kind == "drop" and way.request is not None:
         return f"leave {wish.requests[way.request].name} out"
     if way.kind == "driver":
-        new = _value(enc, result.values, DRIVER)
-        old = enc.driver or ""
+        new, old = _value(enc, result.values, DRIVER), before.driver or ""
         return driver_words(old, new, key(new) >= key(old)) if new != old else None
     if way.kind == "variant":
         return f"variant {_value(enc, result.values, VARIANT)} (--variant auto)"

@@ -1,0 +1,243 @@
+"""From the command line's words to an answer: what resolve, render, build, check and job have in common."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from envforge.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from envforge.cli.target import Targets
+    from envforge.intake import Intake
+    from envforge.lock import Lock
+    from envforge.matrix.model import Matrix
+    from envforge.resolver.hosts import Host
+    from envforge.resolver.resolve import Answer
+
+MAX_LEARNED = 4  # closure failures that are learned before the closure's own words are the answer
+
+
+@dataclass
+class Outcome:
+    """The answer with everything that printing it needs."""
+
+    answer: Answer
+    matrix: Matrix
+    hosts: tuple[Host, ...]
+    intake: Intake
+    lock: Lock | None = None
+    notes: list[str] = field(default_factory=list)
+    plans: list[dict[str, Any]] = field(default_factory=list)
+
+    def conflict_text(self) -> str:
+        """The explanation, a line per statement."""
+        conflict = self.answer.conflict
+        assert conflict is not None
+        return "no environment meets this request:\n" + "\n".join(f"  - {s.text}" for s in conflict.statements)
+
+    def fix_text(self) -> str:
+        """The fixes, a line each."""
+        conflict = self.answer.conflict
+        assert conflict is not None
+        if not conflict.fixes:
+            return "no single change to the request or the host was found that solves it"
+        return "any one of these would do:\n" + "\n".join(f"  {f.text}" for f in conflict.fixes)
+
+
+def run_resolve(
+    words: list[str],
+    files: list[Path],
+    spec: str | None,
+    targets: Targets,
+    *,
+    as_of: str | None = None,
+    allow_uncapped: bool = False,
+    no_compile: bool = False,
+    lock: bool = False,
+    glibc: str | None = None,
+    wheelhouse: Path | None = None,
+    pythons: tuple[str, ...] | None = None,
+) -> Outcome:
+    """Read, check and solve one request for the described targets; with `lock` also its closure.
+
+    Raises:
+        UsageError, NoTargetError, DataError: bad input. IndexUnreachableError and others from the lock.
+    """
+    from dataclasses import replace
+
+    from envforge.intake import read_intake
+    from envforge.matrix.load import load_matrix
+    from envforge.resolver.hosts import known
+    from envforge.resolver.resolve import Options, Wish, resolve
+
+    intake = read_intake(words, files, spec)
+    _check_date(as_of)
+    hosts = targets.read()
+    matrix = load_matrix()
+    if glibc is not None:
+        hosts = tuple(replace(host, glibc=glibc) for host in hosts)
+    hosts = tuple(known(host, matrix) for host in hosts)
+    cpu = targets.variant == "cpu" or not any(host.has_gpu for host in hosts)
+    requests = intake.requests(cpu)
+    check_names(requests)
+    asked = (targets.python,) if targets.python else pythons or (intake.spec.pythons_for(cpu) if intake.spec else ())
+    options = Options(
+        variant=targets.variant or "auto",
+        pythons=tuple(asked),
+        allow_uncapped=allow_uncapped,
+        no_compile=no_compile,
+        banned=tuple((c.name, _complement(c.specifier)) for c in intake.constraints if c.specifier),
+    )
+    wish = Wish(requests, hosts, options, as_of)
+    if not lock:
+        outcome = Outcome(resolve(matrix, wish), matrix, hosts, intake)
+    else:
+        outcome = _locked(matrix, wish, hosts, intake, wheelhouse)
+    if len(hosts) > 1 and outcome.answer is not None:
+        from envforge.resolver.fleet import fleet_plans
+
+        outcome.plans = fleet_plans(matrix, wish)
+    return outcome
+
+
+def _complement(specifier: str) -> str:
+    return f"not {specifier}"
+
+
+def _locked(matrix: Matrix, wish: Any, hosts: tuple[Host, ...], intake: Intake, wheelhouse: Path | None) -> Outcome:
+    """Solve with what can be had from here, lock, and learn from closures that do not solve."""
+    import os
+    from dataclasses import replace
+
+    from envforge.lock import LockConflict, allowed_torch, make_lock, probe_availability, read_pip_settings
+    from envforge.resolver.resolve import resolve
+
+    settings = read_pip_settings(os.environ)
+    notes: list[str] = []
+    answer = resolve(matrix, wish)
+    if answer.plan is None:
+        return Outcome(answer, matrix, hosts, intake)
+    variant = answer.plan.variant
+    availability = probe_availability(variant, settings, wheelhouse=wheelhouse)
+    allowed = allowed_torch(availability)
+    if allowed is not None and "torch" in answer.plan.pins:
+        options = replace(wish.options, allowed_torch=allowed, unavailable_text=availability.text)
+        wish = replace(wish, options=options)
+        answer = resolve(matrix, wish)
+        notes += availability.warnings
+    learned: list[tuple[tuple[str, str], ...]] = []
+    while answer.plan is not None:
+        try:
+            made = make_lock(answer.plan, availability, settings)
+        except LockConflict as conflict:
+            learned.append(tuple(sorted(conflict.pins.items())))
+            if len(learned) > MAX_LEARNED:
+                raise
+            wish = replace(wish, options=replace(wish.options, learned=tuple(learned)))
+            answer = resolve(matrix, wish)
+            continue
+        notes += [f"{name} is newer than the coherence date: nothing older solves" for name in made.exempted]
+        return Outcome(answer, matrix, hosts, intake, made, notes)
+    return Outcome(answer, matrix, hosts, intake, None, notes)
+
+
+def _check_date(as_of: str | None) -> None:
+    from datetime import date
+
+    if as_of is None or as_of == "today":
+        return
+    try:
+        date.fromisoformat(as_of)
+    except ValueError as error:
+        raise UsageError(f"--as-of {as_of[:40]!r} is not a date", "write it as 2025-03-20, or the word today") from error
+
+
+def check_names(requests: Any) -> None:
+    """A name that the matrix does not know but that is almost one it knows is taken for a slip.
+
+    Raises:
+        UsageError: with the nearest known names.
+    """
+    import difflib
+
+    from envforge.matrix.releases import known_packages
+
+    names = known_packages()
+    for request in requests:
+        if request.name in names or request.url:
+            continue
+        near = difflib.get_close_matches(request.name, names, 3, 0.84)
+        if near:
+            raise UsageError(
+                f"package {request.name!r} is not known", f"did you mean {', '.join(near)}? (asked for in {request.origin})"
+            )
+
+
+def answer_json(outcome: Outcome) -> str:
+    """The JSON of `resolve` (schema 1), one stable shape for plans and conflicts."""
+    plan, conflict = outcome.answer.plan, outcome.answer.conflict
+    data: dict[str, Any] = {
+        "schema": 1,
+        "status": "ok" if plan else "conflict",
+        "python": plan.python if plan else None,
+        "variant": plan.variant if plan else None,
+        "tier": plan.tier if plan else None,
+        "pins": plan.pins if plan else {},
+        "reasons": {n: [{"text": r.text, "source": r.source} for r in rows] for n, rows in plan.reasons.items()} if plan else {},
+        "warnings": [{"id": w.id, "text": w.text} for w in plan.warnings] if plan else [],
+        "as_of": plan.as_of if plan else None,
+        "lock": outcome.lock.hash if outcome.lock else None,
+        "conflict": None,
+        "plans": outcome.plans,
+        "matrix": {"hash": outcome.matrix.hash, "as_of": outcome.matrix.policy.as_of},
+    }
+    data["warnings"] += [{"id": "availability", "text": note} for note in outcome.notes]
+    if plan:
+        data["requirements"] = requirement_lines(plan)
+    if conflict:
+        data["conflict"] = {
+            "parties": list(conflict.parties),
+            "text": conflict.text,
+            "facts": [{"text": s.text, "source": s.source} for s in conflict.statements],
+            "fixes": [{"change": f.change, "text": f.text} for f in conflict.fixes],
+        }
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+
+
+TORCH_INDEX = "https://download.pytorch.org/whl/"
+
+
+def requirement_lines(plan: Any) -> list[str]:
+    """The pins as requirement lines; torch and its companions carry the variant and bring their index."""
+    lines = []
+    for name, version in sorted(plan.pins.items()):
+        local = f"+{plan.variant}" if name in ("torch", "torchvision", "torchaudio") else ""
+        extras = f"[{','.join(plan.extras[name])}]" if plan.extras.get(name) else ""
+        lines.append(f"{name}{extras}=={version}{local}")
+    return lines
+
+
+def answer_text(outcome: Outcome, format: str, explain: bool) -> str:
+    """What `resolve` prints for people and pip: requirement lines, comments for everything else."""
+    plan = outcome.answer.plan
+    if plan is None:
+        return ""
+    if outcome.lock is not None:
+        return outcome.lock.pylock if format == "pylock" else outcome.lock.requirements
+    floor = f", driver >={plan.target.driver_floor}" if plan.target.driver_floor else ""
+    out = [f"# python {plan.python}, {plan.variant} ({plan.tier}){floor}" + (f", as of {plan.as_of}" if plan.as_of else "")]
+    if "torch" in plan.pins:
+        out.append(f"--extra-index-url {TORCH_INDEX}{plan.variant}")
+    lines = requirement_lines(plan)
+    for name, line in zip(sorted(plan.pins), lines, strict=True):
+        out.append(line)
+        if explain:
+            out += [f"    # {reason.text} [{reason.source}]" for reason in plan.reasons.get(name, ())]
+    out += [f"{line}  # from a rule" for line in plan.constraints]
+    out += [f"# warning ({w.id}): {w.text}" for w in plan.warnings]
+    out += [f"# warning (availability): {note}" for note in outcome.notes]
+    return "\n".join(out) + "\n"
