@@ -1,0 +1,219 @@
+"""The build context: every file that a build reads, put together from plan, lock, spec and this machine."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envforge.errors import DataError, DiskFullError, OutsideError, UsageError
+from envforge.image import render
+from envforge.image.address import VERIFY, content_address, image_tag, verify_files
+from envforge.image.split import Requirement, normalise, parse_lock, split_lock
+from envforge.image.values import (
+    BaseInfo,
+    BuildContext,
+    ContextFile,
+    Dialect,
+    InstallSource,
+    LockLike,
+)
+from envforge.resolver.plan import Plan
+
+if TYPE_CHECKING:
+    from envforge.spec import Spec
+
+_PACKAGE_INIT = '"""The part of envforge that is inside every image: the proof."""\n'
+_WHEEL = re.compile(r"^(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl$")
+
+
+def make_context(
+    plan: Plan,
+    lock: LockLike,
+    spec: Spec,
+    base: BaseInfo,
+    source: InstallSource,
+    *,
+    dialect: Dialect = "buildkit",
+    epoch: int | None = None,
+    network: str | None = None,
+    compile_stage: render.Compile | None = None,
+    kind: str = "image",
+) -> BuildContext:
+    """Everything that an engine needs to build one plan.
+
+    Raises:
+        DataError: a value of the spec that cannot be carried, or a file of the spec that is missing.
+        UsageError: credentials in the index settings with the plain dialect, which has no secret mounts.
+    """
+    if dialect == "plain" and source.secret:
+        raise UsageError(
+            "the plain dialect has no secret mounts, and the package index needs a user name or password",
+            "use --dialect buildkit, or an index without credentials",
+        )
+    own_files = _spec_files(spec)
+    address = content_address(plan, lock, spec, base, kind)
+    parts = split_lock(lock.requirements, plan.source_only)
+    labels = render.labels(plan, lock, spec, base, address, epoch)
+    dockerfile = render.render_dockerfile(plan, lock, spec, base, labels, dialect=dialect, compile_stage=compile_stage)
+    files: dict[str, ContextFile] = {"Dockerfile": _text(dockerfile)}
+    for script in ("install.sh", "system.sh", "folders.sh"):
+        files[f"build/scripts/{script}"] = ContextFile((render.TEMPLATES / "image" / script).read_bytes(), True)
+    files["build/uv/uv"] = ContextFile(uv_binary(), True)
+    wheels = find_wheels(parse_lock(lock.requirements), source.wheelhouses)
+    for part, text in (("torch", parts.torch), ("stack", parts.stack), ("compile", parts.compile)):
+        if part == "compile" and not text:
+            continue
+        files[f"build/parts/{part}/requirements.txt"] = _text(text)
+        files[f"build/parts/{part}/wheels/.keep"] = _text("")
+        for requirement in parse_lock(text):
+            for wheel in wheels.get(requirement.name, ()):
+                files[f"build/parts/{part}/wheels/{wheel.name}"] = ContextFile(wheel)
+    if dialect == "plain":
+        files["build/settings/uv.toml"] = _text(source.uv_config)
+        if source.ca is not None:
+            files["build/settings/ca.pem"] = ContextFile(source.ca)
+    files.update({f"image/{path}": file for path, file in image_files(plan, lock, spec).items()})
+    files.update({f"site/{path}": file for path, file in site_files().items()})
+    for i, target in enumerate(sorted(spec.files)):
+        files[f"files/{i:04d}"] = ContextFile(own_files[target], os.access(own_files[target], os.X_OK))
+    return BuildContext(
+        name=spec.name,
+        tag=image_tag(plan, lock, spec, address),
+        address=address,
+        dockerfile=dockerfile,
+        files=files,
+        labels=labels,
+        source=source,
+        base=base,
+        python=plan.python,
+        dialect=dialect,
+        network=network,
+    )
+
+
+def _text(text: str) -> ContextFile:
+    return ContextFile(text.encode())
+
+
+def image_files(plan: Plan, lock: LockLike, spec: Spec) -> dict[str, ContextFile]:
+    """What stands beside the environment, in an image under /opt/envforge and in a venv build in its folder."""
+    settings = [f"--stack={spec.verify.stack}", f"--steps={spec.verify.steps}"]
+    return {
+        "bin/envforge-entrypoint": ContextFile((render.TEMPLATES / "image" / "entrypoint.sh").read_bytes(), True),
+        "plan.json": _text(plan.dumps()),
+        "pylock.toml": _text(lock.pylock),
+        "requirements.txt": _text(lock.requirements),
+        "verify.args": _text("\n".join(settings) + "\n"),
+    }
+
+
+def site_files() -> dict[str, ContextFile]:
+    """The proof as a package of its own for the environment's site-packages."""
+    found = {"envforge/__init__.py": _text(_PACKAGE_INIT)}
+    for path in verify_files():
+        found[f"envforge/verify/{path.relative_to(VERIFY)}"] = ContextFile(path)
+    return found
+
+
+def _spec_files(spec: Spec) -> dict[str, Path]:
+    folder = spec.folder or Path()
+    found: dict[str, Path] = {}
+    missing = []
+    for target, source in spec.files.items():
+        path = folder / source
+        # A link out of the spec's folder would carry a file of the machine into the image unseen.
+        if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+            missing.append(f"files of {spec.name}: {source!r} (for {target}) is not a file beside its image.yaml")
+        found[target] = path
+    if missing:
+        raise DataError("\n".join(missing), "add the files, or take the lines out of image.yaml")
+    return found
+
+
+def uv_binary() -> Path:
+    """The uv program that is bound into build steps: that of this installation.
+
+    Raises:
+        OutsideError: it is not there.
+    """
+    try:
+        from uv import find_uv_bin
+
+        return Path(find_uv_bin())
+    except (ImportError, FileNotFoundError) as error:
+        found = shutil.which("uv")
+        if found:
+            return Path(found)
+        raise OutsideError("the program uv is not there", "install it: python -m pip install uv", id="uv") from error
+
+
+def find_wheels(requirements: Iterable[Requirement], folders: Iterable[Path]) -> dict[str, tuple[Path, ...]]:
+    """Wheels of the lock that lie in local folders: by name, version and hash, so a wrong file is never taken."""
+    by_key: dict[tuple[str, str], list[Path]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.whl")):
+            match = _WHEEL.match(path.name)
+            if match:
+                by_key.setdefault((normalise(match["name"]), match["version"]), []).append(path)
+    found: dict[str, tuple[Path, ...]] = {}
+    for requirement in requirements:
+        candidates = by_key.get((requirement.name, requirement.version), [])
+        good = tuple(path for path in candidates if _sha256(path) in requirement.hashes)
+        if good:
+            found[requirement.name] = good[:1]
+    return found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _slow(path)
+
+
+def _slow(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_context(context: BuildContext, folder: Path) -> None:
+    """Lay the context out in an empty folder. Big files are linked where the file system allows, else copied.
+
+    Raises:
+        DiskFullError: no room.
+        OutsideError: the folder cannot be written.
+    """
+    try:
+        for name, file in sorted(context.files.items()):
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(file.content, bytes):
+                target.write_bytes(file.content)
+            else:
+                _place(file.content, target)
+            target.chmod(0o755 if file.executable else 0o644)
+        (folder / ".dockerignore").write_text("".join(f"/{name}\n" for name in context.ignored), encoding="utf-8")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise DiskFullError(
+                f"no room for the build context in {folder}", "free some space and run again"
+            ) from error
+        raise OutsideError(f"cannot write the build context in {folder}: {error.strerror}") from error
+
+
+def _place(source: Path, target: Path) -> None:
+    # A hard link shares its mode with the original, so only files that nobody minds are linked: big read-only wheels.
+    if source.suffix == ".whl" and source.stat().st_mode & 0o777 == 0o644:
+        try:
+            os.link(source.resolve(), target)
+            return
+        except OSError:
+            pass
+    shutil.copyfile(source, target)

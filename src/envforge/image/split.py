@@ -1,0 +1,107 @@
+"""Divides the lock into the parts that become layers: torch with all that it needs, the stack, and what is compiled."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NAME = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
+_VIA = re.compile(r"^\s+#\s+(?:via\s+)?([A-Za-z0-9][A-Za-z0-9._-]*)\s*$")
+_INLINE_VIA = re.compile(r"#\s+via\s+(.+)$")
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+# Where a lock carries no "via" remarks: what torch's Linux wheels have needed, by name.
+_TORCH_NEEDS = frozenset(
+    {"torch", "triton", "pytorch-triton", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx"}
+    | {"setuptools", "sympy", "typing-extensions"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One locked line: normalised name, exact version, hex SHA-256 of every accepted file, the text as it stands."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+    text: str
+    via: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The texts of the parts, each itself a hashed requirements file (empty where nothing belongs there)."""
+
+    torch: str
+    stack: str
+    compile: str
+
+
+def normalise(name: str) -> str:
+    """PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def parse_lock(text: str) -> tuple[Requirement, ...]:
+    """The requirements of a hashed requirements.txt, in order; options (`--index-url ...`) and comments left out."""
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        if _NAME.match(line):
+            blocks.append([line])
+        elif blocks and (line.startswith((" ", "\t"))):
+            blocks[-1].append(line)
+    return tuple(_requirement(block) for block in blocks)
+
+
+def _requirement(block: list[str]) -> Requirement:
+    head = block[0].split("#", 1)[0].rstrip(" \\")
+    name = _NAME.match(head)
+    assert name is not None  # parse_lock starts a block only at a name
+    version = re.search(r"===?\s*([^\s;\\]+)", head)
+    via: list[str] = []
+    for line in block:
+        inline = _INLINE_VIA.search(line)
+        remark = _VIA.match(line)
+        if inline:
+            via += [normalise(part.strip()) for part in inline.group(1).split(",") if not part.strip().startswith("-r")]
+        elif remark:
+            via.append(normalise(remark.group(1)))
+    # Text without the remarks: who needs a package must not change the bytes that a layer is cached by.
+    kept = [line.split(" #", 1)[0].rstrip() for line in block if not line.lstrip().startswith("#")]
+    if kept[-1].endswith("\\"):
+        kept[-1] = kept[-1].rstrip(" \\")
+    text = "\n".join(kept) + "\n"
+    found = version.group(1) if version else ""
+    return Requirement(normalise(name.group(1)), found, tuple(_HASH.findall(text)), text, tuple(via))
+
+
+def torch_closure(requirements: tuple[Requirement, ...]) -> frozenset[str]:
+    """Names of torch and of everything that is there because torch needs it.
+
+    A package that torch and others need belongs to torch's layer: the same torch then gives the same layer whatever
+    stands on it, as long as the versions agree.
+    """
+    names = {requirement.name for requirement in requirements}
+    if "torch" not in names:
+        return frozenset()
+    if any(requirement.via for requirement in requirements):
+        closure = {"torch"}
+        grown = True
+        while grown:
+            more = {r.name for r in requirements if r.name not in closure and closure.intersection(r.via)}
+            grown = bool(more)
+            closure |= more
+        return frozenset(closure)
+    return frozenset(name for name in names if name in _TORCH_NEEDS or name.startswith("nvidia-"))
+
+
+def split_lock(text: str, source_only: tuple[str, ...] = ()) -> Parts:
+    """Hashed requirements -> the parts. `source_only` names what has no wheel for the target and is compiled."""
+    requirements = parse_lock(text)
+    torch = torch_closure(requirements)
+    compiled = {normalise(name) for name in source_only}
+    return Parts(
+        torch="".join(r.text for r in requirements if r.name in torch and r.name not in compiled),
+        stack="".join(r.text for r in requirements if r.name not in torch and r.name not in compiled),
+        compile="".join(r.text for r in requirements if r.name in compiled),
+    )
