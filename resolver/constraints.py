@@ -51,6 +51,7 @@ class Options:
     unavailable_text: str = ""
     learned: tuple[tuple[tuple[str, str], ...], ...] = ()
     banned: tuple[tuple[str, str], ...] = ()  # (package, specifier) that a site forbids
+    limits: tuple[Request, ...] = ()  # constraint lines: they hold where the package is there, and pull nothing in
 
 
 @dataclass
@@ -686,6 +687,12 @@ def _rule_rows(enc: Encoding) -> None:
                 source="settings",
             )
             enc.add(fact, (name, enc.domains[name].mask(specifier, prereleases=True)))
+    for index, limit in enumerate(enc.options.limits):
+        if limit.name in enc.domains:
+            domain = enc.domains[limit.name]
+            text = f"{limit.text} is a constraint ({limit.origin})"
+            fact = Fact("rule", ("limit", index), limit.name, text=text, source=limit.origin)
+            enc.add(fact, (limit.name, domain.all_mask & ~domain.mask(limit.specifier, bool(limit.pinned))))
     for pins in enc.options.learned:
         terms = tuple((n, enc.domains[n].mask(f"=={v}", prereleases=True)) for n, v in pins if n in enc.domains)
         shown = ", ".join(f"{n}=={v}" for n, v in pins)

@@ -446,8 +446,8 @@ def _minor_text(enc: Encoding, variant: str) -> str:
     cuda = variant_cuda(variant)
     own = shipped_driver(enc.matrix, cuda) if cuda else None
     return (
-        f"driver {enc.driver} is older than the one CUDA {cuda} shipped with ({own}): the build's own machine code runs, "
-        "but PTX is not compiled by the driver (no JIT), and features that need the newer driver fail at run time"
+        f"driver {enc.driver} is older than the one CUDA {cuda} shipped with ({own}): the build's own machine code "
+        "runs, but PTX is not compiled by the driver (no JIT), and features that need the newer driver fail at run time"
     )
 
 

@@ -15,7 +15,7 @@ MAX_FILE = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """The request: lines, constraint lines (`-c`), the spec they came from and the project folder, where there is one."""
+    """The request: lines, constraint lines (`-c`), and the spec and project folder they came from, if any."""
 
     lines: tuple[Request, ...]
     constraints: tuple[Request, ...] = ()
@@ -29,7 +29,7 @@ class Intake:
 
 
 def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake:
-    """Sort the command line's words: a word that is a folder with an image.yaml is the project, the rest are PEP 508.
+    """Sort the command line's words: a folder with an image.yaml is the project, the rest are PEP 508.
 
     Raises:
         UsageError: nothing asked for, too much asked for, or an unreadable line or file (named).
@@ -38,7 +38,7 @@ def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake
     lines: list[Request] = []
     for word in words:
         folder = Path(word)
-        if ("/" in word or word in (".", "..") or not re.match(r"^[A-Za-z0-9]", word) or (folder / SPEC_FILE).is_file()) and folder.is_dir():
+        if _looks_like_folder(word) and folder.is_dir():
             if not (folder / SPEC_FILE).is_file():
                 raise UsageError(f"{word} is a folder without an {SPEC_FILE}", f"make one: envforge init {word}")
             if project is not None:
@@ -55,15 +55,22 @@ def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake
         raise UsageError("both a project folder and --spec are given", "give one of the two")
     loaded = load_spec(project / SPEC_FILE) if project else load_spec(find_spec(spec)) if spec else None
     if not lines and loaded is None:
-        raise UsageError("nothing is asked for", "name packages (envforge resolve unsloth ...), -r FILE, or --spec NAME")
+        raise UsageError(
+            "nothing is asked for", "name packages (envforge resolve unsloth ...), -r FILE, or --spec NAME"
+        )
     if len(lines) > MAX_LINES:
         raise UsageError(f"{len(lines):,} requirements are more than the {MAX_LINES:,} that one request may hold")
     return Intake(tuple(lines), tuple(constraints), loaded, project)
 
 
+def _looks_like_folder(word: str) -> bool:
+    """A folder that happens to be called like a package is taken for one only when it holds a spec."""
+    return "/" in word or word in (".", "..") or (Path(word) / SPEC_FILE).is_file()
+
+
 def read_requirements(path: Path, _seen: frozenset[Path] = frozenset()) -> tuple[list[Request], list[Request]]:
-    """A pip requirements file -> (requirements, constraints). Follows -r and -c; hashes are dropped (the lock makes its
-    own); index options are left to pip's settings and said so by name when they are refused.
+    """A pip requirements file -> (requirements, constraints). Follows -r and -c; hashes are dropped, since the lock
+    makes its own, and index options too: where packages come from is a setting.
 
     Raises:
         UsageError: unreadable, a cycle of -r, or a line that is not a requirement (file:line).
@@ -99,7 +106,14 @@ def read_requirements(path: Path, _seen: frozenset[Path] = frozenset()) -> tuple
             name = line.split()[0].split("=")[0]
             if name in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--trusted-host"):
                 continue  # where packages come from is pip's setting, not part of the question
-            if name in ("--no-binary", "--only-binary", "--prefer-binary", "--pre", "--require-hashes", "--use-feature"):
+            if name in (
+                "--no-binary",
+                "--only-binary",
+                "--prefer-binary",
+                "--pre",
+                "--require-hashes",
+                "--use-feature",
+            ):
                 continue
             raise UsageError(f"{where}: option {name} is not supported", "leave it out, or list the requirement itself")
         line = re.sub(r"\s+--(hash|config-settings|global-option)[= ]\S+", "", line)

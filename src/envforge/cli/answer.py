@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from envforge.intake import Intake
     from envforge.lock import Lock
     from envforge.matrix.model import Matrix
+    from envforge.resolver.plan import Plan
     from envforge.resolver.hosts import Host
     from envforge.resolver.resolve import Answer
 
@@ -90,7 +91,7 @@ def run_resolve(
         pythons=tuple(asked),
         allow_uncapped=allow_uncapped,
         no_compile=no_compile,
-        banned=tuple((c.name, _complement(c.specifier)) for c in intake.constraints if c.specifier),
+        limits=tuple(c for c in intake.constraints if c.specifier),
     )
     wish = Wish(requests, hosts, options, as_of)
     if not lock:
@@ -102,10 +103,6 @@ def run_resolve(
 
         outcome.plans = fleet_plans(matrix, wish)
     return outcome
-
-
-def _complement(specifier: str) -> str:
-    return f"not {specifier}"
 
 
 def _locked(matrix: Matrix, wish: Any, hosts: tuple[Host, ...], intake: Intake, wheelhouse: Path | None) -> Outcome:
@@ -153,7 +150,9 @@ def _check_date(as_of: str | None) -> None:
     try:
         date.fromisoformat(as_of)
     except ValueError as error:
-        raise UsageError(f"--as-of {as_of[:40]!r} is not a date", "write it as 2025-03-20, or the word today") from error
+        raise UsageError(
+            f"--as-of {as_of[:40]!r} is not a date", "write it as 2025-03-20, or the word today"
+        ) from error
 
 
 def check_names(requests: Any) -> None:
@@ -172,9 +171,12 @@ def check_names(requests: Any) -> None:
             continue
         near = difflib.get_close_matches(request.name, names, 3, 0.84)
         if near:
-            raise UsageError(
-                f"package {request.name!r} is not known", f"did you mean {', '.join(near)}? (asked for in {request.origin})"
-            )
+            hint = f"did you mean {', '.join(near)}? (asked for in {request.origin})"
+            raise UsageError(f"package {request.name!r} is not known", hint)
+
+
+def _reasons(plan: Plan) -> dict[str, list[dict[str, str]]]:
+    return {n: [{"text": r.text, "source": r.source} for r in rows] for n, rows in plan.reasons.items()}
 
 
 def answer_json(outcome: Outcome) -> str:
@@ -187,7 +189,7 @@ def answer_json(outcome: Outcome) -> str:
         "variant": plan.variant if plan else None,
         "tier": plan.tier if plan else None,
         "pins": plan.pins if plan else {},
-        "reasons": {n: [{"text": r.text, "source": r.source} for r in rows] for n, rows in plan.reasons.items()} if plan else {},
+        "reasons": _reasons(plan) if plan else {},
         "warnings": [{"id": w.id, "text": w.text} for w in plan.warnings] if plan else [],
         "as_of": plan.as_of if plan else None,
         "lock": outcome.lock.hash if outcome.lock else None,
@@ -211,7 +213,7 @@ def answer_json(outcome: Outcome) -> str:
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 
 
-def requirement_lines(plan: Any) -> list[str]:
+def requirement_lines(plan: Plan) -> list[str]:
     """The pins as requirement lines; torch and its companions carry the variant and bring their index."""
     lines = []
     for name, version in sorted(plan.pins.items()):
@@ -229,7 +231,8 @@ def answer_text(outcome: Outcome, format: str, explain: bool) -> str:
     if outcome.lock is not None:
         return outcome.lock.pylock if format == "pylock" else outcome.lock.requirements
     floor = f", driver >={plan.target.driver_floor}" if plan.target.driver_floor else ""
-    out = [f"# python {plan.python}, {plan.variant} ({plan.tier}){floor}" + (f", as of {plan.as_of}" if plan.as_of else "")]
+    dated = f", as of {plan.as_of}" if plan.as_of else ""
+    out = [f"# python {plan.python}, {plan.variant} ({plan.tier}){floor}{dated}"]
     if "torch" in plan.pins:
         out.append(f"--extra-index-url {TORCH_INDEX}{plan.variant}")
     lines = requirement_lines(plan)
