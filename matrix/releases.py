@@ -3,14 +3,15 @@
 File format (matrix/releases/NAME.json), written only by `tools/update_matrix.py`; strings that repeat are stored once:
 
     {"schema": 1, "rules": 1, "name": "peft", "harvested": "2026-11-30",
-     "strings": ["numpy>=1.17", "torch>=1.13.0", ...],            distinct Requires-Dist lines, sorted
+     "strings": ["numpy>=1.17", "torch>=1.13.0", ...],            distinct Requires-Dist lines
      "tags": ["cp311-cp311-manylinux_2_28_x86_64", "py3-none-any", ...],   distinct wheel tags, sorted
-     "sets": [[0, 1], ...],                                        distinct lists of requirements, sorted
+     "sets": [[0, 2], ...],                                        distinct sets of requirements, by first use
      "releases": [{"version": "0.1.0", "uploaded": "2023-02-10", "python": ">=3.7", "requires": 0,
                    "wheels": [1], "sdist": true, "yanked": false, "size": 12345}, ...]}   ascending by version
 
-`requires` indexes `sets`, whose numbers index `strings`; `wheels` indexes `tags`. Both lists are ascending. `size` is
-bytes of the Linux x86_64 wheel most likely taken (largest cp tag), 0 where unknown. Only Linux tags for x86_64 and
+`requires` indexes `sets`; a set is pairs of numbers, each pair a slice start:end of `strings`. Lines that come and go
+together are neighbours in `strings` (ordered by the sets that hold them, then by text), so a set of hundreds is a few
+slices. `wheels` indexes `tags`. `size` is bytes of the Linux x86_64 wheel most likely taken (largest cp tag), 0 where unknown. Only Linux tags for x86_64 and
 aarch64 are kept (manylinux, linux, any; no musllinux, PyPy or free-threaded builds). `requires_from` stands in a row
 where the requirements are not a wheel's own metadata (see `Release`). `harvested` is the day on which the rows last
 changed; `rules` numbers the harvester's choice of lines, so that a changed choice reads everything anew. Source: the
@@ -58,7 +59,7 @@ class Release:
 def load_releases(name: str, folder: Path = RELEASES) -> tuple[Release, ...]:
     """All releases of one package, ascending by version; empty when the matrix has no file for it.
 
-    Releases with the same requirements share one tuple.
+    Releases with the same requirements share one tuple; its order has no meaning.
 
     Raises:
         DataError: the file is truncated or not what the generator writes (names the file).
@@ -75,7 +76,7 @@ def load_releases(name: str, folder: Path = RELEASES) -> tuple[Release, ...]:
         if data["schema"] != SCHEMA or data["name"] != name:
             raise ValueError(f"schema {data['schema']!r}, name {data['name']!r}")
         strings, tags = data["strings"], data["tags"]
-        sets = [tuple([strings[i] for i in numbers]) for numbers in data["sets"]]
+        sets = [_slices(strings, numbers) for numbers in data["sets"]]
         return tuple(
             [
                 Release(
@@ -96,6 +97,15 @@ def load_releases(name: str, folder: Path = RELEASES) -> tuple[Release, ...]:
         raise _damaged(path, name, error) from error
 
 
+def _slices(strings: list[str], numbers: list[int]) -> tuple[str, ...]:
+    out: list[str] = []
+    for start, end in zip(numbers[::2], numbers[1::2], strict=True):
+        if not 0 <= start < end <= len(strings):
+            raise IndexError(f"no requirements {start}:{end}")
+        out += strings[start:end]
+    return tuple(out)
+
+
 def _damaged(path: Path, name: str, error: Exception) -> DataError:
     return DataError(
         f"{path.name}: the generated release file is damaged ({error})",
@@ -110,19 +120,25 @@ def known_packages(folder: Path = RELEASES) -> tuple[str, ...]:
 
 def render_releases(name: str, releases: Sequence[Release], harvested: str, rules: int = 1) -> str:
     """The text of a release file: the same releases give the same bytes. `releases` are ascending by version."""
-    strings = sorted({line for release in releases for line in release.requires})
-    tags = sorted({tag for release in releases for tag in release.wheels})
+    set_at: dict[frozenset[str], int] = {}
+    for release in releases:
+        set_at.setdefault(frozenset(release.requires), len(set_at))
+    holders: dict[str, list[int]] = {}
+    for lines, at in set_at.items():
+        for line in lines:
+            holders.setdefault(line, []).append(at)
+    strings = sorted(holders, key=lambda line: (holders[line], line))
     string_at = {line: i for i, line in enumerate(strings)}
+    sets = [_runs(sorted(string_at[line] for line in lines)) for lines in set_at]
+    tags = sorted({tag for release in releases for tag in release.wheels})
     tag_at = {tag: i for i, tag in enumerate(tags)}
-    sets = sorted({_indices(release.requires, string_at) for release in releases})
-    set_at = {numbers: i for i, numbers in enumerate(sets)}
     rows = [
         {
             "version": release.version,
             "uploaded": release.uploaded,
             "python": release.python,
-            "requires": set_at[_indices(release.requires, string_at)],
-            "wheels": list(_indices(release.wheels, tag_at)),
+            "requires": set_at[frozenset(release.requires)],
+            "wheels": sorted(tag_at[tag] for tag in set(release.wheels)),
             "sdist": release.sdist,
             "yanked": release.yanked,
             "size": release.size,
@@ -135,8 +151,15 @@ def render_releases(name: str, releases: Sequence[Release], harvested: str, rule
     return ",\n ".join([head, *parts, f'"releases": {_lines(rows)}']) + "}\n"
 
 
-def _indices(values: Iterable[str], at: dict[str, int]) -> tuple[int, ...]:
-    return tuple(sorted(at[value] for value in set(values)))
+def _runs(numbers: Iterable[int]) -> list[int]:
+    """Ascending numbers as start, end, start, end, ... of their unbroken runs."""
+    out: list[int] = []
+    for number in numbers:
+        if out and out[-1] == number:
+            out[-1] = number + 1
+        else:
+            out += [number, number + 1]
+    return out
 
 
 def _lines(values: Sequence[object]) -> str:
