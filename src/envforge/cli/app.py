@@ -19,6 +19,12 @@ app = typer.Typer(
 COMMANDS = ("detect",)
 
 
+@app.callback()
+def _root() -> None:
+    # Without a callback an application with a single command would swallow that command's name.
+    return
+
+
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 an honest no, 2 bad input, 3 something outside, 70 our fault, 86 preflight."""
     from envforge.cli.run import run
