@@ -629,7 +629,8 @@ def _change(wish: Wish, before: Encoding, result: _Found, way: Relaxation, pins:
             return same if fits else f"{request.name}=={version}"
         return range_around(enc, request, pins[request.name])
     if way.kind == "drop" and way.request is not None:
-        return f"leave {wish.requests[way.request].name} out"
+        name = wish.requests[way.request].name
+        return f"leave {name} out" if name not in pins else None
     if way.kind == "driver":
         new, old = _value(enc, result.values, DRIVER), before.driver or ""
         return driver_words(old, new, key(new) >= key(old)) if new != old else None
