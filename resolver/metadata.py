@@ -13,7 +13,7 @@ from functools import lru_cache
 from envforge.resolver.request import normalise
 
 _PLAIN = re.compile(
-    r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([A-Za-z0-9._,\s-]+)\])?\s*(?:\(([^()]*)\)|([<>=!~][^;@()]*)?)\s*(?:;(.*))?$"
+    r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([A-Za-z0-9._,\s-]+)\])?\s*(?:\(([^()]*)\)|([<>=!~]{1,3}\s*[A-Za-z0-9][^;@()]*)?)\s*(?:;(.*))?$"
 )
 _EXTRA = re.compile(r"""^\s*extra\s*==\s*(['"])([A-Za-z0-9._-]+)\1\s*$""")
 _EXTRA_TAIL = re.compile(r"""^(.*?)\s+and\s+extra\s*==\s*(['"])([A-Za-z0-9._-]+)\2\s*$""")

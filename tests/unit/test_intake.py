@@ -1,0 +1,74 @@
+"""Requests as users have them: words, requirement files with includes and hashes, pyproject files, specs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envforge.errors import DataError, UsageError
+from envforge.intake import read_intake, read_requirements
+from envforge.spec import load_spec
+
+
+def test_requirement_files_with_includes_hashes_and_comments(tmp_path: Path) -> None:
+    (tmp_path / "base.txt").write_text("numpy<2  # torch 2.1\n")
+    (tmp_path / "limits.txt").write_text("peft<0.14\n")
+    (tmp_path / "r.txt").write_text(
+        "# a comment\n-r base.txt\n-c limits.txt\n--index-url https://example.invalid/simple\n"
+        "torch==2.1.2 \\\n    --hash=sha256:00 \\\n    --hash=sha256:11\ntransformers>=4.36 ; python_version>='3.8'\n"
+    )
+    requests, limits = read_requirements(tmp_path / "r.txt")
+    assert [r.text.split(";")[0].strip() for r in requests] == ["numpy<2", "torch==2.1.2", "transformers>=4.36"]
+    assert [r.text for r in limits] == ["peft<0.14"]
+
+
+def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.txt"
+    path.write_text("torch\n\ntransformers>>4\n")
+    with pytest.raises(UsageError, match=r"r\.txt:3"):
+        read_requirements(path)
+
+
+def test_a_file_that_includes_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.txt"
+    path.write_text("-r r.txt\n")
+    with pytest.raises(UsageError, match="includes itself"):
+        read_requirements(path)
+
+
+def test_pyproject_dependencies(tmp_path: Path) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_text('[project]\nname = "x"\ndependencies = ["peft==0.13.2"]\n')
+    assert read_requirements(path)[0][0].pinned == "0.13.2"
+
+
+def test_nothing_asked_for_is_an_error() -> None:
+    with pytest.raises(UsageError, match="nothing is asked for"):
+        read_intake([], [], None)
+
+
+def test_a_project_folder_brings_its_spec(tmp_path: Path) -> None:
+    (tmp_path / "image.yaml").write_text('schema: 1\nname: mine\nrequests: ["torch==2.6.0"]\n')
+    intake = read_intake([str(tmp_path), "peft"], [], None)
+    assert [r.text for r in intake.requests(cpu=False)] == ["torch==2.6.0", "peft"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("schema: 1\nname: x\nrequests: [torch]\nrequets: []\n", "4: .*requets.*requests"),
+        ("schema: 1\nname: x\nname: y\nrequests: [torch]\n", "3: .*name"),
+        ("schema: 1\nname: x\nrequests: torch\n", "3: "),
+        ('schema: 1\nname: x\nrequests: [torch]\nenv: {A: "one\\ntwo"}\n', "4: .*line break"),
+        ("schema: 1\nname: x\nrequests: [&a torch, *a]\n", "3: "),
+        ("schema: 1\nname: x\nrequests: ['torch>>2']\n", "3: .*torch>>2"),
+        ("schema: 1\nname: x\nrequests: [torch]\nfiles: {/etc/x: ../../secret}\n", "4: "),
+        ("schema: 1\nname: x\nrequests: [torch]\nremote_code: {allow: true}\n", "4: .*revision"),
+    ],
+)
+def test_faults_in_a_spec_are_named_by_line_and_field(tmp_path: Path, body: str, said: str) -> None:
+    path = tmp_path / "image.yaml"
+    path.write_text(body)
+    with pytest.raises(DataError, match=said):
+        load_spec(path)
