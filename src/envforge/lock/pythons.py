@@ -1,0 +1,135 @@
+"""Requires-Python of the closure, upper bounds included: uv honours the lower bounds only.
+
+The releases that the plan pins were checked by the resolver. For the others the wheel's own metadata is read: from the
+file beside it on the index (PEP 658), from the wheel where it lies on this machine. A wheel's metadata
+never changes, so answers are kept by the wheel's hash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envforge.lock.availability import http_session, verification
+from envforge.lock.formats import LockedPackage
+from envforge.lock.settings import PipSettings, split_credentials
+from envforge.resolver.plan import Plan
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+    from requests import Session
+
+
+def forbidden(packages: list[LockedPackage], plan: Plan, settings: PipSettings) -> dict[str, str]:
+    """Packages outside the pins whose Requires-Python does not allow the plan's Python: name -> the reason.
+
+    What no place tells is let pass: pip would install it too.
+    """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    bounds = requires_python([p for p in packages if p.name not in plan.pins and p.kind != "source"], settings)
+    bad = {}
+    for package in packages:
+        bound = bounds.get(package.name)
+        if not bound:
+            continue
+        try:
+            allowed = _allows(SpecifierSet(bound), plan.python)
+        except InvalidSpecifier:
+            continue
+        if not allowed:
+            bad[package.name] = f"{package.name} {package.version} says Requires-Python {bound}"
+    return bad
+
+
+def _allows(bound: SpecifierSet, python: str) -> bool:
+    """Whether some patch release of this Python is inside the bound."""
+    return any(bound.contains(f"{python}.{patch}", prereleases=True) for patch in range(40))
+
+
+def requires_python(packages: list[LockedPackage], settings: PipSettings) -> dict[str, str]:
+    """name -> Requires-Python ("" = no bound); packages for which no place tells are left out."""
+    store = _cache_file()
+    known = _read(store)
+    keys = {package.name: package.hashes[0] for package in packages}
+    missing = [package for package in packages if keys[package.name] not in known]
+    if missing:
+        with http_session(settings) as session, ThreadPoolExecutor(max_workers=12) as pool:
+            asked = list(pool.map(lambda package: _look_up(session, settings, package), missing))
+        news = {keys[p.name]: bound for p, bound in zip(missing, asked, strict=True) if bound is not None}
+        known.update(news)
+        if news:
+            _write(store, known)
+    return {name: known[key] for name, key in keys.items() if key in known}
+
+
+def _look_up(session: Session, settings: PipSettings, package: LockedPackage) -> str | None:
+    import requests
+
+    if package.path:
+        return _from_wheel(Path(package.path))
+    if not package.url:
+        return None
+    try:
+        answer = session.get(
+            f"{package.url}.metadata",
+            timeout=settings.timeout or 15,
+            verify=verification(settings, package.url),
+            auth=_login(settings, package.url),
+        )
+    except requests.exceptions.RequestException:
+        return None
+    if answer.status_code != 200:
+        return None
+    return HeaderParser().parsestr(answer.text).get("Requires-Python", "")
+
+
+def _from_wheel(path: Path) -> str | None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            return HeaderParser().parsestr(archive.read(name).decode("utf-8", "replace")).get("Requires-Python", "")
+    except (OSError, zipfile.BadZipFile, StopIteration):
+        return None
+
+
+def _login(settings: PipSettings, url: str) -> tuple[str, str] | None:
+    """Credentials of the configured index on the same host."""
+    for configured in (settings.index_url, *settings.extra_index_urls):
+        plain, user, password = split_credentials(configured or "")
+        if user and url.split("/")[:3] == plain.split("/")[:3]:
+            return user, password or ""
+    return None
+
+
+def _cache_file() -> Path:
+    from platformdirs import user_cache_path
+
+    folder = os.environ.get("ENVFORGE_CACHE_DIR")
+    return (Path(folder) if folder else user_cache_path("envforge")) / "requires-python.json"
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return {str(key): str(value) for key, value in data.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _write(path: Path, known: dict[str, str]) -> None:
+    """Best effort: a lock does not fail because a cache cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".requires-python-")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(known, file)
+        Path(name).replace(path)
+    except OSError:
+        return
