@@ -1,0 +1,346 @@
+"""The target options that resolve, render, build, check and job share, and how they become hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from envforge.host import HostFacts
+    from envforge.matrix.model import Matrix
+    from envforge.resolver.hosts import Host
+
+_PANEL = "Target (with none of these, this machine)"
+
+HostOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--host",
+        metavar="FILE|DIR",
+        help="A host: what detect --json printed, or a record folder. Repeatable.",
+        rich_help_panel=_PANEL,
+    ),
+]
+FleetOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--fleet",
+        metavar="FILE",
+        help="YAML list of hosts: name, driver, gpus, count, glibc, arch, labels.",
+        rich_help_panel=_PANEL,
+    ),
+]
+DriverOption = Annotated[
+    str | None,
+    typer.Option(
+        "--driver",
+        metavar="V|none",
+        help="Driver version; with --host or --fleet it replaces theirs. none: no GPU.",
+        rich_help_panel=_PANEL,
+    ),
+]
+GpuOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME|sm_XY",
+        help="GPU of the target, by product name or compute capability. Repeatable.",
+        rich_help_panel=_PANEL,
+    ),
+]
+GlibcOption = Annotated[
+    str | None, typer.Option("--glibc", metavar="V", help="glibc version, for example 2.35.", rich_help_panel=_PANEL)
+]
+ArchOption = Annotated[
+    str | None, typer.Option("--arch", metavar="ARCH", help="x86_64 or aarch64.", rich_help_panel=_PANEL)
+]
+PythonOption = Annotated[
+    str | None, typer.Option("--python", metavar="X.Y", help="Python version.", rich_help_panel=_PANEL)
+]
+VariantOption = Annotated[
+    str, typer.Option("--variant", metavar="cuXYZ|cpu|auto", help="Build of torch.", rich_help_panel=_PANEL)
+]
+
+MAX_HOST_BYTES = 5_000_000
+WAYS_ON = (
+    'describe the target (--driver 550.54.15 --gpu "NVIDIA A100-SXM4-80GB", --host FILE or --fleet FILE), '
+    "or ask for a CPU plan by name: --driver none, or --variant cpu"
+)
+
+_HOST_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "driver"],
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$", "maxLength": 100},
+        "driver": {"type": "string"},
+        "gpus": {"type": "array", "items": {"type": "string"}},
+        "count": {"type": "integer", "minimum": 1},
+        "glibc": {"type": "string"},
+        "arch": {"type": "string"},
+        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+}
+_HOSTS_SCHEMA = {"type": "array", "minItems": 1, "items": _HOST_SCHEMA}
+_FLEET_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["hosts"],
+    "properties": {"hosts": _HOSTS_SCHEMA},
+}
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The target options as they were typed."""
+
+    host: list[Path] | None = None
+    fleet: Path | None = None
+    driver: str | None = None
+    gpu: list[str] | None = None
+    glibc: str | None = None
+    arch: str | None = None
+    python: str | None = None
+    variant: str = "auto"
+    exclude: list[str] | None = None
+
+    def read(self) -> tuple[Host, ...]:
+        """The hosts that are meant (see `read_targets`)."""
+        return read_targets(self)
+
+
+def read_targets(targets: Targets) -> tuple[Host, ...]:
+    """The described hosts, or this machine; every GPU with its compute capability, every name once.
+
+    Raises:
+        NoTargetError: nothing was described and this machine has no GPU that answers; the same for a recorded host.
+        UsageError: malformed or unknown values, files that are no host files. DataError: faults of a fleet file.
+    """
+    from dataclasses import replace
+
+    from envforge.errors import UsageError
+    from envforge.matrix.load import load_matrix
+    from envforge.resolver.hosts import known, make_host
+
+    matrix = load_matrix()
+    _check_python(targets.python)
+    _check_variant(targets.variant, matrix)
+    gpus = [_check_gpu(name) for name in targets.gpu or ()]
+    # Checked here so that a slip in them is told whichever way the hosts come.
+    shape = make_host("target", targets.driver, gpus, targets.glibc, targets.arch or "x86_64")
+    cpu = targets.variant == "cpu" or (targets.driver is not None and shape.driver is None)
+    hosts: list[Host] = []
+    if targets.host or targets.fleet:
+        if gpus:
+            raise UsageError(
+                "--gpu describes a host of its own and cannot go with --host or --fleet",
+                "name the GPU in the host or fleet file, or leave those options out",
+            )
+        hosts += [read_host(path, cpu=cpu, driver=targets.driver) for path in targets.host or ()]
+        hosts += read_fleet(targets.fleet) if targets.fleet else ()
+        if targets.driver is not None:
+            gone: dict[str, Any] = {"gpus": (), "cuda_max": None} if shape.driver is None else {"cuda_max": None}
+            hosts = [replace(host, driver=shape.driver, **gone) for host in hosts]
+    elif shape.has_gpu:
+        hosts = [shape]
+    elif cpu:
+        hosts = [replace(shape, arch=targets.arch or _own_arch())]
+    else:
+        hosts = [_this_machine()]
+    if targets.glibc is not None:
+        hosts = [replace(host, glibc=targets.glibc) for host in hosts]
+    if targets.arch is not None:
+        hosts = [replace(host, arch=targets.arch) for host in hosts]
+    named = _exclude(_unique(hosts), targets.exclude or [])
+    return tuple(known(host, matrix) for host in named)
+
+
+def read_host(path: Path, *, cpu: bool = False, driver: str | None = None) -> Host:
+    """A host from a file that `detect --json` wrote, or from a record folder; named after the file or folder.
+
+    Args:
+        path: the file or folder.
+        cpu: a CPU plan was asked for by name, so a host without GPU is fine.
+        driver: the user's word about the driver, for a record folder.
+
+    Raises:
+        UsageError: missing, unreadable, from another tool. NoTargetError: no GPU of that host answers.
+    """
+    import json
+    from dataclasses import replace
+
+    from envforge.cli.detect import find_facts
+    from envforge.errors import UsageError
+    from envforge.host import to_json
+    from envforge.resolver.hosts import parse_host
+
+    hint = "make it with: envforge detect --json > host.json"
+    raw = b""
+    try:
+        if path.is_dir():
+            data: Any = to_json(find_facts(driver, recorded=path))
+        else:
+            with path.open("rb") as file:
+                raw = file.read(MAX_HOST_BYTES + 1)
+            if len(raw) > MAX_HOST_BYTES:
+                raise UsageError(f"{path} is larger than {MAX_HOST_BYTES} bytes: not a host file of envforge", hint)
+            data = json.loads(raw)
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such host file or record folder", hint) from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error})", hint) from error
+    except (ValueError, RecursionError) as error:
+        if b"NVIDIA-SMI" in raw:
+            hint = "output of nvidia-smi goes into a folder as nvidia-smi.txt; then give the folder"
+        raise UsageError(f"{path} is not a host file of envforge: it is no JSON", hint) from error
+    host = replace(parse_host(data, str(path)), name=path.absolute().stem or str(path))
+    if not host.has_gpu and host.source != "override" and not cpu:
+        _no_gpu(f"host {path}", _told(data.get("problems")))
+    return host
+
+
+def read_fleet(path: Path) -> tuple[Host, ...]:
+    """The hosts of a fleet file: a YAML list, or a mapping with the list under `hosts`.
+
+    Raises:
+        DataError: every fault of the file, with line and field.
+    """
+    from envforge.errors import DataError, UsageError
+    from envforge.matrix.strictyaml import load_checked, read_text
+    from envforge.resolver.hosts import make_host
+
+    text = read_text(path)
+    data, lines = load_checked(text, str(path), {"if": {"type": "array"}, "then": _HOSTS_SCHEMA, "else": _FLEET_SCHEMA})
+    where: tuple[str | int, ...] = () if isinstance(data, list) else ("hosts",)
+    rows = data if isinstance(data, list) else data["hosts"]
+    faults, hosts, seen = [], [], set()
+    for number, row in enumerate(rows):
+        line = lines.get((*where, number), 1)
+        try:
+            if row["name"] in seen:
+                raise UsageError(f"the name {row['name']} appears twice")
+            seen.add(row["name"])
+            hosts.append(make_host(**{**row, "gpus": [_check_gpu(name) for name in row.get("gpus", ())]}))
+        except UsageError as error:
+            faults.append(
+                f"{path}:{line}: hosts {number + 1}: {error.cause}" + (f"; {error.hint}" if error.hint else "")
+            )
+    if faults:
+        raise DataError("\n".join(faults), "correct the lines named above")
+    return tuple(hosts)
+
+
+def _this_machine() -> Host:
+    from dataclasses import replace
+
+    from envforge.cli.detect import find_facts
+    from envforge.host import to_json
+    from envforge.resolver.hosts import parse_host
+
+    facts = find_facts()
+    if facts.source != "override" and not (facts.gpus and facts.driver):
+        _no_gpu("this machine", _problems(facts))
+    return replace(parse_host(to_json(facts), "this machine"), name="this-machine")
+
+
+def _no_gpu(what: str, problems: Iterable[str]) -> NoReturn:
+    from envforge.errors import NoTargetError
+
+    given = "no target was given, and " if what == "this machine" else ""
+    said = "".join(f"\n  - {text}" for text in problems)
+    raise NoTargetError(f"{given}{what} has no GPU that CUDA could use" + (f":{said}" if said else ""), WAYS_ON)
+
+
+def _problems(facts: HostFacts) -> list[str]:
+    return [f"{row.id}: {row.text}" for row in facts.problems]
+
+
+def _told(problems: Any) -> list[str]:
+    """The problems of a host file, which anyone may have edited."""
+    rows = problems if isinstance(problems, list) else []
+    return [f"{row.get('id')}: {row.get('text')}" for row in rows if isinstance(row, dict)]
+
+
+def _own_arch() -> str:
+    import platform
+
+    from envforge.host.system import read_arch
+    from envforge.resolver.hosts import ARCHES
+
+    own = read_arch(platform.machine())
+    return own if own in ARCHES else "x86_64"
+
+
+def _unique(hosts: list[Host]) -> list[Host]:
+    """Names tell hosts apart in answers and in --exclude: a repeated one gets a number."""
+    from dataclasses import replace
+
+    seen: dict[str, int] = {}
+    named = []
+    for host in hosts:
+        seen[host.name] = seen.get(host.name, 0) + 1
+        number = seen[host.name]
+        named.append(replace(host, name=f"{host.name}-{number}") if number > 1 else host)
+    return named
+
+
+def _exclude(hosts: list[Host], names: list[str]) -> list[Host]:
+    from envforge.errors import UsageError
+
+    known = [host.name for host in hosts]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--exclude {name[:60]!r}: no such host", f"hosts: {', '.join(known)}")
+    kept = [host for host in hosts if host.name not in names]
+    if not kept:
+        raise UsageError("--exclude leaves no host", "keep at least one")
+    return kept
+
+
+def _check_gpu(name: str) -> str:
+    """A GPU as typed, stripped; shapes that can be neither a name nor a capability are refused with the reason."""
+    import re
+
+    from envforge.errors import UsageError
+    from envforge.resolver.hosts import parse_sm
+
+    text = name.strip()
+    if parse_sm(text):
+        return text
+    if not text:
+        raise UsageError("--gpu is empty", "give a product name, or a compute capability such as sm_86")
+    if not text.isascii() or not text.isprintable() or len(text) > 100:
+        raise UsageError(
+            f"GPU {text[:40]!r} is no product name: it holds other than plain ASCII text, or is too long",
+            'give it as nvidia-smi prints it, for example "NVIDIA A100-SXM4-80GB", or as sm_80',
+        )
+    if re.match(r"(sm|compute)[\s_-]*[\d.]*[a-z]*$", text, re.IGNORECASE) or re.fullmatch(r"[\d.]+", text):
+        raise UsageError(
+            f"compute capability {text!r} is not of the form sm_86, sm_120 or 8.6",
+            "nvidia-smi --query-gpu=compute_cap --format=csv prints it",
+        )
+    return text
+
+
+def _check_python(text: str | None) -> None:
+    import re
+
+    from envforge.errors import UsageError
+
+    if text is not None and not re.fullmatch(r"3\.[0-9]{1,2}", text):
+        raise UsageError(f"python {text[:40]!r} is not of the form 3.11", "give the minor version, for example 3.12")
+
+
+def _check_variant(text: str, matrix: Matrix) -> None:
+    from envforge.errors import UsageError
+
+    known = sorted(
+        {row.variant for row in matrix.torch_builds if row.variant != "cpu"}, key=lambda name: (len(name), name)
+    )
+    if text not in ("auto", "cpu") and text not in known:
+        raise UsageError(f"unknown variant {text[:40]!r}", f"known: auto, cpu, {', '.join(known)}")
