@@ -1,0 +1,115 @@
+"""Does a given set of pins run on given hosts? Every row of the matrix that it breaks, and what it lacks.
+
+The same rows as a resolve, but nothing is searched: the values are given. Names that are not among the pins are
+unknown rather than absent, so a dependency on one is reported as missing only when the set claims to be whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from envforge.matrix.releases import Release, load_releases
+from envforge.resolver.constraints import PYTHON, VARIANT, Encoding, Options, encode
+from envforge.resolver.explain import Statement, statements
+from envforge.resolver.hosts import Host
+from envforge.resolver.request import Request
+from envforge.resolver.solve import Row
+
+if TYPE_CHECKING:
+    from envforge.matrix.model import Matrix
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`broken`: rows that the set breaks. `missing`: dependencies that are not in the set. `unknown`: pins whose package
+    or version the matrix does not know."""
+
+    broken: tuple[Statement, ...]
+    missing: tuple[Statement, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is broken; missing and unknown are told beside it."""
+        return not self.broken
+
+
+def judge(
+    matrix: Matrix,
+    pins: Mapping[str, str],
+    hosts: Sequence[Host],
+    python: str | None = None,
+    variant: str | None = None,
+    load: Callable[[str], tuple[Release, ...]] = load_releases,
+) -> Verdict:
+    """Hold pins (versions without local part), python ("3.11") and variant ("cu126", "cpu") against every row."""
+    requests = tuple(Request(name, f"=={version}", f"{name}=={version}") for name, version in sorted(pins.items()))
+    options = Options(variant=variant or "auto", pythons=(python,) if python else (), allow_uncapped=True)
+    enc = encode(matrix, requests, hosts, options, load)
+    values, unknown = _values(enc, pins, python, variant)
+    broken: list[Row] = []
+    missing: list[Row] = []
+    for row in enc.rows:
+        if row.origin.kind in ("request", "option"):
+            continue
+        state = _state(enc, row, values)
+        if state == "broken":
+            broken.append(row)
+        elif state == "missing":
+            missing.append(row)
+    if variant is None:
+        broken += _no_value(enc, values, VARIANT)
+    if python is None:
+        broken += _no_value(enc, values, PYTHON)
+    return Verdict(statements(enc, broken), statements(enc, missing), unknown)
+
+
+def _values(
+    enc: Encoding, pins: Mapping[str, str], python: str | None, variant: str | None
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    values: dict[str, int] = {}
+    unknown = []
+    for name, version in sorted(pins.items()):
+        try:
+            values[name] = enc.domains[name].bit(version)
+        except KeyError:
+            unknown.append(f"{name}=={version}")
+    for name, value in ((PYTHON, python), (VARIANT, variant)):
+        if value is not None and value in enc.domains[name].values:
+            values[name] = enc.domains[name].bit(value)
+    for name, domain in enc.domains.items():
+        if name == "host:driver" and enc.driver:
+            values[name] = domain.bit(enc.driver)
+        elif name == "host:glibc" and enc.glibc:
+            values[name] = domain.bit(enc.glibc)
+        elif name.startswith("host:sm_"):
+            values[name] = 1
+    return values, tuple(unknown)
+
+
+def _state(enc: Encoding, row: Row, values: Mapping[str, int]) -> str:
+    """broken: every term holds for known values; missing: all but the activated one do, and that is not in the set."""
+    for name, mask in row.terms:
+        if name not in values:
+            if name == row.activates and name not in enc.extras:
+                continue
+            return "open"
+        if not mask >> values[name] & 1:
+            return "met"
+    return "missing" if row.activates is not None and row.activates not in values else "broken"
+
+
+def _no_value(enc: Encoding, values: Mapping[str, int], name: str) -> list[Row]:
+    """Rows that together leave no value for a variable that nobody gave: no variant or no python fits the set."""
+    left = enc.domains[name].all_mask
+    used: list[Row] = []
+    for row in enc.rows:
+        others = [(n, m) for n, m in row.terms if n != name]
+        own = [m for n, m in row.terms if n == name]
+        if own and all(n in values and m >> values[n] & 1 for n, m in others):
+            if left & own[0]:
+                used.append(row)
+            left &= ~own[0]
+    return used if not left else []
