@@ -198,6 +198,20 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """A model family whose own Python files (`trust_remote_code`) do not fit every release.
+
+    `match` is compared with the lower-cased model id or `model_type` (substring); `needs` as in Rule.
+    """
+
+    family: str
+    match: tuple[str, ...]
+    needs: Mapping[str, str]
+    text: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Choices that are ours, not facts: the order of pythons, the date up to which the matrix is complete."""
 
@@ -226,3 +240,4 @@ class Matrix:
     notes: tuple[Note, ...] = ()
     hash: str = ""
     layers: tuple[str, ...] = field(default=("shipped",))
+    remote_models: tuple[RemoteModel, ...] = ()

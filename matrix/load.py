@@ -1,0 +1,297 @@
+"""Reads the hand-written matrix: strict and complete when files changed, almost free when they did not.
+
+A cold load parses and checks every file (YAML, schema, meaning) and reports all faults at once. Its result is kept in
+the user's cache folder under the SHA-256 of everything it came from, so that a warm load reads and hashes the files,
+decodes one JSON file and builds the values: it needs neither PyYAML nor jsonschema nor packaging. A missing, damaged
+or unwritable cache only costs time.
+
+Layers (`matrix.d` folders or single files) have the same format: a row with the same identity replaces the one below,
+any other row is added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from envforge.errors import DataError
+from envforge.matrix.model import (
+    Architecture,
+    Base,
+    Branch,
+    Family,
+    ForwardCompat,
+    Gpu,
+    Matrix,
+    NativeLib,
+    Note,
+    PackageRow,
+    Policy,
+    RemoteModel,
+    Rule,
+    Source,
+    Toolkit,
+    TorchBuild,
+)
+
+HERE = Path(__file__).parent
+DATA = HERE / "data"
+SCHEMA = HERE / "schema" / "data.json"
+NOT_OURS = ("diagnoses.yaml",)  # read by the diagnosis, with a schema of its own
+FORMAT = 1  # of the cached form
+KEEP = 8  # cached results that are left lying
+
+Rows = dict[str, list[dict[str, Any]]]  # section -> rows with expanded sources, in file order
+
+
+def load_matrix(
+    folder: Path = DATA, layers: tuple[Path, ...] = (), *, cache: Path | None = None, use_cache: bool = True
+) -> Matrix:
+    """The matrix of `folder` with `layers` on top, lowest first.
+
+    Args:
+        folder: the shipped data, or a copy of it.
+        layers: folders (every .yaml in them) or files of further rows.
+        cache: where validated results are kept; the user's cache folder unless given.
+        use_cache: neither read nor write a cache.
+
+    Raises:
+        DataError: every fault of every file, as "file:line: section row N field X: ...".
+    """
+    files = _collect(folder, layers)
+    matrix_hash = hashlib.sha256(
+        b"".join(hashlib.sha256(part).digest() for where, _, text in files for part in (where.encode(), text))
+    ).hexdigest()
+    key = hashlib.sha256(f"{FORMAT} {matrix_hash} {_code_hash()}".encode()).hexdigest()
+    names = ("shipped", *(str(layer) for layer in layers))
+    rows = None
+    if use_cache:
+        cache = cache or _cache_folder()
+        rows = _read_cache(cache, key) if cache else None
+    if rows is None:
+        from envforge.matrix.meaning import read_rows
+
+        rows = read_rows(files, json.loads(SCHEMA.read_text(encoding="utf-8")))
+        if use_cache and cache:
+            _write_cache(cache, key, rows)
+    return build(rows, matrix_hash, names)
+
+
+def build(rows: Mapping[str, Sequence[Mapping[str, Any]]], matrix_hash: str, layers: tuple[str, ...]) -> Matrix:
+    """Checked rows -> Matrix."""
+    sources: dict[tuple[str, str], Source] = {}
+
+    def src(row: Mapping[str, Any]) -> Source:
+        text, confidence = row["source"]
+        found = sources.get((text, confidence))
+        if found is None:
+            found = sources[(text, confidence)] = Source(text, confidence)
+        return found
+
+    def words(row: Mapping[str, Any], field: str) -> tuple[str, ...]:
+        return tuple(row.get(field, "").split())
+
+    def get(section: str) -> Sequence[Mapping[str, Any]]:
+        return rows.get(section, ())
+
+    systems = {row["os"]: row for row in get("systems")}
+    policy = get("policy")[0]
+    return Matrix(
+        toolkits=tuple(Toolkit(r["cuda"], r["release"], r["driver"], r["branch"], src(r)) for r in get("toolkits")),
+        families=tuple(Family(r["major"], r["min_driver"], src(r)) for r in get("families")),
+        branches=tuple(Branch(r["branch"], r["cuda"], r.get("type"), r.get("eol"), src(r)) for r in get("branches")),
+        forward=tuple(ForwardCompat(r["cuda"], r["package"], tuple(r["branches"]), src(r)) for r in get("forward")),
+        architectures=tuple(
+            Architecture(r["name"], words(r, "sm"), r["first_cuda"], r.get("last_cuda"), r.get("last_branch"), src(r))
+            for r in get("architectures")
+        ),
+        gpus=tuple(_gpu(r, src(r)) for r in get("gpus")),
+        torch_builds=tuple(
+            TorchBuild(
+                torch=r["torch"],
+                variant=r["variant"],
+                cuda=r.get("cuda"),
+                arch=r["arch"],
+                sm=words(r, "sm"),
+                ptx=words(r, "ptx"),
+                default=r.get("default", False),
+                source=src(r),
+            )
+            for r in get("torch")
+        ),
+        packages={
+            r["name"]: PackageRow(
+                name=r["name"],
+                role=r["role"],
+                rank=r["rank"],
+                summary=r["summary"],
+                import_name=r.get("import"),
+                source=src(r),
+                sources_ok=r.get("sources_ok", False),
+            )
+            for r in sorted(get("packages"), key=lambda r: r["rank"])
+        },
+        native=tuple(
+            NativeLib(
+                package=r["package"],
+                versions=r["versions"],
+                cuda=words(r, "cuda"),
+                match=r["match"],
+                sm=words(r, "sm"),
+                ptx=words(r, "ptx"),
+                source_only=r.get("source_only", False),
+                source=src(r),
+            )
+            for r in get("native")
+        ),
+        rules=tuple(
+            Rule(
+                id=r["id"],
+                level=r["level"],
+                when=r["when"],
+                needs=r.get("needs", {}),
+                requires=r.get("requires", {}),
+                text=r["text"],
+                warning=(r.get("warning") or r["id"]) if r["level"] == "warn" else None,
+                source=src(r),
+            )
+            for r in get("rules")
+        ),
+        bases=(
+            *(
+                Base(
+                    ref=r["ref"],
+                    digest=r.get("digest"),
+                    os=r["os"],
+                    glibc=r["glibc"],
+                    pythons=words(r, "pythons"),
+                    arch=tuple(r["arch"]),
+                    kind=r["kind"],
+                    cuda=r.get("cuda"),
+                    source=src(r),
+                )
+                for r in get("bases")
+            ),
+            *(base for r in get("cuda_images") for base in _cuda_bases(r, systems[r["os"]], src(r))),
+        ),
+        policy=Policy(
+            policy["as_of"], tuple(policy["pythons"].split()), policy["coherence_days"], policy["stale_days"]
+        ),
+        notes=tuple(Note(r["id"], r["about"], r["text"], src(r)) for r in get("notes")),
+        hash=matrix_hash,
+        layers=layers,
+        remote_models=tuple(
+            RemoteModel(r["family"], tuple(r["match"]), r["needs"], r["text"], src(r)) for r in get("remote_models")
+        ),
+    )
+
+
+def _gpu(row: Mapping[str, Any], source: Source) -> Gpu:
+    return Gpu(
+        name=row["name"],
+        sm=row["sm"],
+        memory_gib=tuple(row["memory_gib"]),
+        architecture=row["architecture"],
+        bf16=row.get("bf16", False),
+        fp8=row.get("fp8", False),
+        data_center=row.get("data_center", False),
+        forward=row.get("forward", False),
+        first_cuda=row.get("first_cuda"),
+        last_cuda_major=row.get("last_cuda_major"),
+        first_branch=row.get("first_branch"),
+        last_branch=row.get("last_branch"),
+        arch=row.get("arch"),
+        aliases=tuple(row.get("aliases", ())),
+        source=source,
+    )
+
+
+def _cuda_bases(row: Mapping[str, Any], system: Mapping[str, Any], source: Source) -> list[Base]:
+    """One row of `cuda_images` stands for one image per kind."""
+    return [
+        Base(
+            ref=f"nvidia/cuda:{row['cuda']}-{kind}-{row['os']}",
+            digest=None,
+            os=row["os"],
+            glibc=system["glibc"],
+            pythons=tuple(system["pythons"].split()),
+            arch=tuple(row["arch"]),
+            kind=f"cuda-{kind}",  # type: ignore[arg-type]  # the schema allows base, runtime, devel
+            cuda=row["cuda"].rpartition(".")[0],
+            source=source,
+        )
+        for kind in row["kinds"]
+    ]
+
+
+def _collect(folder: Path, layers: tuple[Path, ...]) -> list[tuple[str, int, bytes]]:
+    """-> (name for messages, layer number, bytes) of every file, shipped first, sorted within a layer."""
+    found: list[tuple[str, int, bytes]] = []
+    for number, place in enumerate((folder, *layers)):
+        if place.is_file():
+            paths = [place]
+        elif place.is_dir():
+            paths = sorted(path for path in place.rglob("*.yaml") if path.name not in NOT_OURS)
+        else:
+            raise DataError(f"{place}: no such file or folder of matrix rows")
+        for path in paths:
+            where = f"matrix/data/{path.relative_to(folder).as_posix()}" if place is DATA else str(path)
+            try:
+                found.append((where, number, path.read_bytes()))
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return found
+
+
+@lru_cache(maxsize=1)
+def _code_hash() -> str:
+    """Hash of what decides about the checked form: a new release of this code never reads an old result."""
+    parts = [SCHEMA, *(HERE / name for name in ("load.py", "meaning.py", "strictyaml.py", "gpus.py", "model.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
+
+
+def _cache_folder() -> Path | None:
+    from platformdirs import user_cache_path
+
+    try:
+        return user_cache_path("envforge") / "matrix"
+    except (OSError, RuntimeError):  # no home folder
+        return None
+
+
+def _read_cache(folder: Path, key: str) -> Rows | None:
+    """The rows kept under `key`; None when there are none or the file is not exactly what was written."""
+    try:
+        digest, _, body = (folder / f"{key}.json").read_bytes().partition(b"\n")
+        if hashlib.sha256(body).hexdigest() != digest.decode("ascii"):
+            return None
+        rows = json.loads(body)
+    except (OSError, ValueError):
+        return None
+    return rows if isinstance(rows, dict) else None
+
+
+def _write_cache(folder: Path, key: str, rows: Rows) -> None:
+    """Keep rows for the next run; every failure is silent, for the answer is already known."""
+    body = json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(body).hexdigest().encode("ascii") + b"\n" + body)
+            os.replace(name, folder / f"{key}.json")  # noqa: PTH105 - atomic
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+        kept = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for old in kept[KEEP:]:
+            old.unlink()
