@@ -63,7 +63,8 @@ def judge(
         broken += _no_value(enc, values, VARIANT)
     if python is None:
         broken += _no_value(enc, values, PYTHON)
-    return Verdict(statements(enc, broken), statements(enc, missing), unknown)
+    given = {name: 1 << position for name, position in values.items()}
+    return Verdict(statements(enc, broken, given), statements(enc, missing, given), unknown)
 
 
 def _values(

@@ -54,8 +54,9 @@ class Conflict:
 _ORDER = ("option", "driver", "gpu", "glibc", "request")
 
 
-def statements(enc: Encoding, rows: Sequence[Row]) -> tuple[Statement, ...]:
-    """The sentences of a core, what was asked and what the hosts are first."""
+def statements(enc: Encoding, rows: Sequence[Row], given: Mapping[str, int] | None = None) -> tuple[Statement, ...]:
+    """The sentences of a core, what was asked and what the hosts are first. `given`: masks of what is fixed anyway,
+    so that a sentence speaks of those releases only."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.origin.key, []).append(row)
@@ -63,7 +64,7 @@ def statements(enc: Encoding, rows: Sequence[Row]) -> tuple[Statement, ...]:
         row.origin.a: enc.domains[row.origin.a].outside(row.terms[-1][1])
         for row in rows
         if row.origin.kind == "request" and row.terms[-1][0] == row.origin.a
-    }
+    } | dict(given or {})
     found = [_statement(enc, group, asked) for group in groups.values()]
     rank = {kind: i for i, kind in enumerate(_ORDER)}
     return tuple(sorted(found, key=lambda s: (rank.get(s.kind, len(_ORDER)), s.text)))
