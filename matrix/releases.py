@@ -11,11 +11,12 @@ File format (matrix/releases/NAME.json), written only by `tools/update_matrix.py
 
 `requires` indexes `sets`; a set is pairs of numbers, each pair a slice start:end of `strings`. Lines that come and go
 together are neighbours in `strings` (ordered by the sets that hold them, then by text), so a set of hundreds is a few
-slices. `wheels` indexes `tags`. `size` is bytes of the Linux x86_64 wheel most likely taken (largest cp tag), 0 where unknown. Only Linux tags for x86_64 and
-aarch64 are kept (manylinux, linux, any; no musllinux, PyPy or free-threaded builds). `requires_from` stands in a row
-where the requirements are not a wheel's own metadata (see `Release`). `harvested` is the day on which the rows last
-changed; `rules` numbers the harvester's choice of lines, so that a changed choice reads everything anew. Source: the
-package index's own metadata (wheel or sdist METADATA, PEP 658 or JSON): verified-from-metadata for all of it.
+slices. `wheels` indexes `tags`. `size` is bytes of the Linux x86_64 wheel most likely taken (largest cp tag), 0 where
+unknown. Only Linux tags for x86_64 and aarch64 are kept (manylinux, linux, any; no musllinux, PyPy or free-threaded
+builds). `requires_from` stands in a row where the requirements are not a wheel's own metadata (see `Release`).
+`harvested` is the day on which the rows last changed; `rules` numbers the harvester's choice of lines, so that a
+changed choice reads everything anew. Source: the package index's own metadata (METADATA of wheels and sdists, PEP 658
+or JSON), so `confidence` is verified-from-metadata for all of it.
 """
 
 from __future__ import annotations

@@ -7,20 +7,15 @@ answer has a size limit and the whole client a deadline, so an index that trickl
 
 from __future__ import annotations
 
-import ast
 import json
-import os
-import shutil
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from envforge.errors import IndexUnreachableError
+from envforge.lock.settings import PipSettings, read_pip_settings, redact
 
 if TYPE_CHECKING:
     from zipfile import ZipFile
@@ -29,76 +24,6 @@ if TYPE_CHECKING:
 
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"
 MIB = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class IndexSettings:
-    """How to reach the index. `url` is None where pip names none (then pypi-simple's own default is meant)."""
-
-    url: str | None = None
-    cert: str | None = None  # bundle of certificate authorities
-    client_cert: str | None = None
-    proxy: str | None = None
-    trusted: tuple[str, ...] = ()  # hosts whose certificate is not checked
-    no_index: bool = False
-
-
-def pip_settings(environ: Mapping[str, str] | None = None) -> IndexSettings:
-    """The index settings that `pip install` would use here; extra indexes are left out on purpose.
-
-    Asks `pip config list` (it merges pip's files and PIP_* variables); without any pip, only the variables count.
-    """
-    env = dict(os.environ if environ is None else environ)
-    files = _pip_config(env)
-    merged = {
-        **files.get("global", {}),
-        **files.get("install", {}),
-        **_from_environment(env),
-    }  # the later wins, as in pip
-    return IndexSettings(
-        url=merged.get("index-url") or None,
-        cert=merged.get("cert") or env.get("REQUESTS_CA_BUNDLE") or env.get("CURL_CA_BUNDLE") or None,
-        client_cert=merged.get("client-cert") or None,
-        proxy=merged.get("proxy") or None,
-        trusted=tuple(merged.get("trusted-host", "").split()),
-        no_index=merged.get("no-index", "").lower() in {"1", "true", "yes", "on", "t", "y"},
-    )
-
-
-def _from_environment(env: Mapping[str, str]) -> dict[str, str]:
-    return {key[4:].lower().replace("_", "-"): value for key, value in env.items() if key.startswith("PIP_")}
-
-
-def _pip_config(env: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """`pip config list` as scope -> key -> value; empty where no pip answers."""
-    commands = [[sys.executable, "-m", "pip"]] + [
-        [found] for found in [shutil.which("pip", path=env.get("PATH"))] if found
-    ]
-    for command in commands:
-        try:
-            done = subprocess.run(
-                [*command, "config", "list"], capture_output=True, text=True, timeout=60, env=dict(env)
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if done.returncode == 0:
-            return parse_pip_config(done.stdout)
-    return {}
-
-
-def parse_pip_config(text: str) -> dict[str, dict[str, str]]:
-    """The lines `scope.key='value'` of `pip config list`, as scope -> key -> value."""
-    out: dict[str, dict[str, str]] = {}
-    for line in text.splitlines():
-        name, equals, value = line.partition("=")
-        scope, dot, key = name.strip().rpartition(".")
-        if not equals or not dot:
-            continue
-        try:
-            out.setdefault(scope, {})[key] = str(ast.literal_eval(value))
-        except (ValueError, SyntaxError):
-            continue
-    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +44,13 @@ class Index:
     """A polite client. Use one per run and from at most a few threads; `close` it, or use it as a context manager.
 
     Args:
-        settings: from `pip_settings` unless given.
+        settings: pip's own, read here unless given; only its one index is asked, never an extra one.
         deadline_s: seconds from now after which every call fails.
         attempts: tries per request; `wait_s` is the first pause between two, doubled each time up to 20 s.
         read_s: seconds without a single byte before an answer counts as cut.
     """
 
-    settings: IndexSettings = field(default_factory=pip_settings)
+    settings: PipSettings = field(default_factory=read_pip_settings)
     deadline_s: float = 1800.0
     attempts: int = 4
     wait_s: float = 0.5
@@ -144,7 +69,7 @@ class Index:
             raise IndexUnreachableError(
                 "pip is told to use no index (no-index)", "unset it for this command: PIP_NO_INDEX=0 ..."
             )
-        self.base = (self.settings.url or PYPI_SIMPLE_ENDPOINT).rstrip("/")
+        self.base = (self.settings.index_url or PYPI_SIMPLE_ENDPOINT).rstrip("/")
         parts = urlsplit(self.base)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise IndexUnreachableError(
@@ -155,9 +80,10 @@ class Index:
         self._session = requests.Session()
         self._session.headers["User-Agent"] = f"envforge/{__version__}"
         if self.settings.proxy:
-            self._session.proxies = {"http": self.settings.proxy, "https": self.settings.proxy}
+            proxy = self.settings.proxy if "://" in self.settings.proxy else f"http://{self.settings.proxy}"
+            self._session.proxies = {"http": proxy, "https": proxy}
         self._session.cert = self.settings.client_cert
-        trusted = {parts.hostname, parts.netloc.rpartition("@")[2]} & set(self.settings.trusted)
+        trusted = {parts.hostname, parts.netloc.rpartition("@")[2]} & set(self.settings.trusted_hosts)
         self._verify: bool | str = False if trusted else (self.settings.cert or True)
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(pool_maxsize=8))
@@ -175,9 +101,8 @@ class Index:
 
     @staticmethod
     def shown(url: str) -> str:
-        """An address for messages, without any user name or password in it."""
-        parts = urlsplit(url)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+        """An address for messages: without user name, password or query."""
+        return redact(url).partition("?")[0]
 
     def get(
         self, url: str, *, accept: str | None = None, span: str | None = None, limit: int = 64 * MIB

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import json
-import os
 import re
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from envforge.errors import IndexUnreachableError, UsageError
+from envforge.files import write_atomic
 from envforge.harvest.choose import Pick, pick
 from envforge.harvest.index import MIB, Index
 from envforge.matrix.releases import RequiresFrom
@@ -40,7 +39,8 @@ class Store:
     def put(self, filename: str, sha256: str, lines: list[str], origin: RequiresFrom) -> None:
         """Keeps it for later runs."""
         text = json.dumps({"sha256": sha256, "requires": lines, "from": origin})
-        write_atomically(self.folder / f"{filename}.json", text)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.folder / f"{filename}.json", text)
 
 
 def cache_folder() -> Path:
@@ -48,20 +48,6 @@ def cache_folder() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("envforge") / "harvest"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces `path` by `text` at once; on any failure, Ctrl-C too, the old file stays and nothing is left over."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 @dataclass
@@ -242,7 +228,8 @@ def _wheel_of(name: str, version: str, index: Index) -> Any:
     for one in picks:
         if one.version == wanted and one.wheel:
             return one.file
-    raise UsageError(f"the package index has no Linux wheel of {name} {version}")
+    newest = picks[-1].version if picks else "no release at all"
+    raise UsageError(f"the package index has no Linux wheel of {name} {version}", f"its newest release there: {newest}")
 
 
 def _members(name: str, version: str, index: Index, choose: Callable[[list[str]], list[str]]) -> dict[str, bytes]:
@@ -277,9 +264,13 @@ def wheel_files(name: str, version: str, index: Index | None = None) -> list[str
     return sorted(names)
 
 
-def cuda_libraries(files: Iterable[str], stem: str = "libbitsandbytes_cuda") -> tuple[str, ...]:
-    """The CUDA versions ("118", "126") that a wheel's file list has a native library for, sorted."""
-    found = (re.fullmatch(rf".*/{re.escape(stem)}(\d+)\.so", file) for file in files)
+def cuda_libraries(files: Iterable[str], stem: str = "libbitsandbytes_cuda", *, suffix: str = "") -> tuple[str, ...]:
+    """The CUDA versions ("118", "126") that a wheel's file list has a native library for, sorted.
+
+    `suffix="_nocublaslt"` lists the libraries that bitsandbytes before 0.45 loads on GPUs below 7.5; for CUDA 10.2, and
+    throughout 0.36.0, it has no other.
+    """
+    found = (re.fullmatch(rf".*/{re.escape(stem)}(\d+){re.escape(suffix)}\.so", file) for file in files)
     return tuple(sorted({match.group(1) for match in found if match}))
 
 

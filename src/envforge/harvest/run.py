@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envforge.errors import DataError, EnvforgeError, IndexUnreachableError
+from envforge.files import write_atomic
 from envforge.harvest.choose import RULES, Pick, keep, pick
 from envforge.harvest.index import Index
-from envforge.harvest.read import Reader, Store, cache_folder, write_atomically
+from envforge.harvest.read import Reader, Store, cache_folder
 from envforge.matrix.releases import RELEASES, Release, RequiresFrom, load_releases, render_releases
 
 MAX_LOSS = 0.01  # of the known rows
@@ -156,6 +157,6 @@ def write(result: Harvest, harvested: str, folder: Path = RELEASES) -> Path | No
     path = folder / f"{result.name}.json"
     if path.exists() and not result.changed:
         return None
-    write_atomically(path, render_releases(result.name, result.releases, harvested, RULES))
+    write_atomic(path, render_releases(result.name, result.releases, harvested, RULES))
     load_releases.cache_clear()
     return path
