@@ -13,29 +13,37 @@ fi
 PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 PATH="$root/env/bin:$root/bin:$PATH" VIRTUAL_ENV="$root/env"
 export PYTHONNOUSERSITE PYTHONDONTWRITEBYTECODE PATH VIRTUAL_ENV
 
-# Caches that cannot be written would end in a traceback deep inside a library: go elsewhere, or say so once.
+# Caches and temporary files that cannot be written would end in a traceback deep inside a library: go where something
+# can be written, or say once that there is no such place. A read-only container still has /dev/shm.
+scratch=
+for folder in "${TMPDIR:-/tmp}" /var/tmp "${HF_HOME:-}" "${TRITON_CACHE_DIR:-}" /dev/shm; do
+    if [ -n "$folder" ] && [ -d "$folder" ] && [ -w "$folder" ]; then
+        scratch=$folder
+        break
+    fi
+done
+if [ -z "$scratch" ]; then
+    echo "envforge: uid $(id -u) can write nowhere here: give it a writable folder (docker: --tmpfs /tmp)" >&2
+    exit 3
+fi
+if [ "$scratch" != "${TMPDIR:-/tmp}" ]; then
+    TMPDIR=$(mktemp -d "$scratch/envforge-tmp.XXXXXX")
+    export TMPDIR
+fi
 cache=$root/cache
 if [ ! -d "$cache" ] || [ ! -w "$cache" ]; then
-    if cache=$(mktemp -d "${TMPDIR:-/tmp}/envforge-cache.XXXXXX" 2>/dev/null); then
-        case ${HF_HOME:-$root/cache} in "$root"/cache*) HF_HOME=$cache/hf ;; esac
-        case ${TRITON_CACHE_DIR:-$root/cache} in "$root"/cache*) TRITON_CACHE_DIR=$cache/triton ;; esac
-        case ${TORCHINDUCTOR_CACHE_DIR:-$root/cache} in "$root"/cache*) TORCHINDUCTOR_CACHE_DIR=$cache/inductor ;; esac
-        case ${MPLCONFIGDIR:-$root/cache} in "$root"/cache*) MPLCONFIGDIR=$cache/mpl ;; esac
-        case ${CUDA_CACHE_PATH:-$root/cache} in "$root"/cache*) CUDA_CACHE_PATH=$cache/cuda ;; esac
-        case ${XDG_CACHE_HOME:-$root/cache} in "$root"/cache*) XDG_CACHE_HOME=$cache/xdg ;; esac
-        export HF_HOME TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR MPLCONFIGDIR CUDA_CACHE_PATH XDG_CACHE_HOME
-    else
-        echo "envforge: neither $root/cache nor ${TMPDIR:-/tmp} can be written by uid $(id -u):" \
-            "mount a writable folder on one of them (docker: --tmpfs /tmp)" >&2
-        if [ "${1:-}" = verify ]; then
-            exit 3
-        fi
-    fi
-else
-    : "${TRITON_CACHE_DIR:=$cache/triton}" "${TORCHINDUCTOR_CACHE_DIR:=$cache/inductor}" "${MPLCONFIGDIR:=$cache/mpl}"
-    : "${CUDA_CACHE_PATH:=$cache/cuda}"
-    export TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR MPLCONFIGDIR CUDA_CACHE_PATH
+    cache=$(mktemp -d "$scratch/envforge-cache.XXXXXX")
+    # Only what still points into the folder that cannot be written; what the caller mounted elsewhere stays.
+    case ${HF_HOME:-} in "$root"/cache*) HF_HOME=$cache/hf && export HF_HOME ;; esac
+    case ${XDG_CACHE_HOME:-} in "$root"/cache*) XDG_CACHE_HOME=$cache/xdg && export XDG_CACHE_HOME ;; esac
+    case ${TRITON_CACHE_DIR:-} in "$root"/cache*) TRITON_CACHE_DIR=$cache/triton ;; esac
+    case ${TORCHINDUCTOR_CACHE_DIR:-} in "$root"/cache*) TORCHINDUCTOR_CACHE_DIR=$cache/inductor ;; esac
+    case ${MPLCONFIGDIR:-} in "$root"/cache*) MPLCONFIGDIR=$cache/mpl ;; esac
+    case ${CUDA_CACHE_PATH:-} in "$root"/cache*) CUDA_CACHE_PATH=$cache/cuda ;; esac
 fi
+: "${TRITON_CACHE_DIR:=$cache/triton}" "${TORCHINDUCTOR_CACHE_DIR:=$cache/inductor}" "${MPLCONFIGDIR:=$cache/mpl}"
+: "${CUDA_CACHE_PATH:=$cache/cuda}"
+export TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR MPLCONFIGDIR CUDA_CACHE_PATH
 
 if [ "$#" = 0 ]; then
     set -- python

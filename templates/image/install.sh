@@ -28,12 +28,21 @@ slim() { # static archives are never loaded, and bytecode is made where it is ru
     find "$1" -name '__pycache__' -type d -prune -exec rm -rf {} +
 }
 
-UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_PROGRESS=1
-export UV_LINK_MODE UV_PYTHON_DOWNLOADS UV_NO_PROGRESS
+# The cache is named here because the image's own environment points elsewhere, into a folder that stays in the layer.
+cache=/run/envforge/cache
+UV_CACHE_DIR=$cache UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_PROGRESS=1
+export UV_CACHE_DIR UV_LINK_MODE UV_PYTHON_DOWNLOADS UV_NO_PROGRESS
+
+forget_cache() { # a mounted cache is kept for the next build, any other would end in a layer
+    if ! grep -q " $cache " /proc/self/mounts; then
+        rm -rf "$cache"
+    fi
+}
+trap forget_cache EXIT
 
 case $action in
 env)
-    exec "$uv" venv --no-config --no-project --python-preference only-system --python "$1" "$2"
+    "$uv" venv --no-config --no-project --python-preference only-system --python "$1" "$2"
     ;;
 part | compile)
     env=$1 part=$2 target=${3:-}

@@ -259,7 +259,7 @@ class _Run:
             "index": [
                 "type=secret,id=uv.toml",
                 "type=secret,id=ca.pem",
-                "type=cache,id=envforge-uv,target=/root/.cache/uv",
+                "type=cache,id=envforge-uv,target=/run/envforge/cache",
             ],
             "compiled": ["type=bind,from=compile,source=/run/envforge/compiled,target=/run/envforge/compiled"],
         }

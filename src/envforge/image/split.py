@@ -92,7 +92,7 @@ def torch_closure(requirements: tuple[Requirement, ...]) -> frozenset[str]:
             grown = bool(more)
             closure |= more
         return frozenset(closure)
-    return frozenset(name for name in names if name in _TORCH_NEEDS or name.startswith("nvidia-"))
+    return frozenset(name for name in names if name in _TORCH_NEEDS or name.startswith(("nvidia-", "cuda-")))
 
 
 def split_lock(text: str, source_only: tuple[str, ...] = ()) -> Parts:

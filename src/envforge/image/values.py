@@ -39,6 +39,7 @@ class BaseInfo:
 
     ref: what FROM names. digest: its content (`sha256:...`), empty while unknown. python: path of the interpreter of
     the plan's version, None when the base has none. install_python: the distribution has it in its own archive.
+    pythons: the versions that are there.
     """
 
     ref: str
@@ -46,6 +47,7 @@ class BaseInfo:
     python: str | None = None
     install_python: bool = False
     os: str | None = None
+    pythons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

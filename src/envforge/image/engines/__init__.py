@@ -1,0 +1,134 @@
+"""Container engines, and the environment folder on machines without one, behind one small interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from envforge.errors import UsageError
+from envforge.image.values import BaseInfo, BuildContext, Progress, silent
+
+ENGINES = ("docker", "venv")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Whether an engine can build here, its version, and where not, why."""
+
+    ok: bool
+    version: str = ""
+    reason: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """One built image or environment: its id (content), names, labels and size in bytes."""
+
+    id: str
+    names: tuple[str, ...]
+    labels: dict[str, str]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder of this machine shown inside, read-only unless said otherwise."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a command inside ended: exit code, its output (both streams), and the file asked for, if it was there."""
+
+    code: int
+    output: str
+    fetched: bytes | None = None
+    command: tuple[str, ...] = field(default=())
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What builds and runs. Every method but `available` raises EngineError where the engine does not answer."""
+
+    name: str
+
+    def available(self) -> EngineStatus:
+        """Can this engine build here? Never raises."""
+        ...
+
+    def base(self, ref: str, python: str, progress: Progress = silent) -> BaseInfo:
+        """Look at a base once, fetching it where needed: its content, and the interpreter of that version in it."""
+        ...
+
+    def find(self, label: str, value: str) -> tuple[ImageInfo, ...]:
+        """Finished images with that label; one without a name of ours is not finished."""
+        ...
+
+    def inspect(self, reference: str) -> ImageInfo | None:
+        """One image by name or id, None where there is none."""
+        ...
+
+    def build(self, context: BuildContext, log: Path, progress: Progress = silent) -> ImageInfo:
+        """Make the image; it gets no name yet (`tag` gives it). Nothing half-made stays when this raises."""
+        ...
+
+    def tag(self, image: ImageInfo, reference: str) -> ImageInfo:
+        """Give a name: from now on the image counts as made."""
+        ...
+
+    def run(
+        self,
+        reference: str,
+        argv: list[str],
+        *,
+        mounts: tuple[Mount, ...] = (),
+        network: str = "none",
+        user: str | None = None,
+        env: dict[str, str] | None = None,
+        fetch: str | None = None,
+        gpus: bool = False,
+        progress: Progress = silent,
+    ) -> RunResult:
+        """Run a command inside, wait for it, take everything away again."""
+        ...
+
+
+def make_engine(name: str, output: Path | None = None) -> Engine:
+    """The engine of that name.
+
+    Raises:
+        UsageError: no such engine.
+    """
+    if name == "docker":
+        from envforge.image.engines.docker import DockerEngine
+
+        return DockerEngine()
+    if name == "venv":
+        from envforge.image.engines.venv import VenvEngine
+
+        return VenvEngine(output)
+    raise UsageError(f"no engine is named {name!r}", f"known engines: auto, {', '.join(ENGINES)}")
+
+
+def choose_engine(name: str = "auto", output: Path | None = None) -> Engine:
+    """The engine to build with. `auto` takes docker where it answers, else venv.
+
+    Raises:
+        UsageError: no such engine.
+        EngineError: the named engine cannot build here.
+    """
+    from envforge.errors import EngineError
+
+    if name == "auto":
+        docker = make_engine("docker")
+        return docker if docker.available().ok else make_engine("venv", output)
+    engine = make_engine(name, output)
+    status = engine.available()
+    if not status.ok:
+        raise EngineError(status.reason, status.hint, id="no-engine")
+    return engine

@@ -1,0 +1,403 @@
+"""The docker engine: the docker SDK for everything it can do, the docker client for BuildKit builds."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import tarfile
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envforge.errors import EngineError, EnvforgeError, OutsideError
+from envforge.image.context import write_context
+from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
+from envforge.image.engines.dockercli import find_client
+from envforge.image.engines.process import stream
+from envforge.image.failures import explain
+from envforge.image.values import BaseInfo, BuildContext, Event, Progress, silent
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+_STEP = re.compile(r"^#\d+ \[(?P<where>[^\]]*\d+/\d+)\] (?P<what>.*)$")
+_SPACE = re.compile(r"no space left on device|disk quota exceeded", re.I)
+# Prints what a base has; the version asked for is an argument.
+_PROBE = """
+printf 'python=%s\\n' "$(command -v "python$1" || true)"
+for file in /usr/local/bin/python3.[0-9]* /usr/bin/python3.[0-9]*; do
+    case $file in *-config | *'*') ;; *) [ -x "$file" ] && printf 'have=%s\\n' "${file##*/python}" ;; esac
+done
+if [ -r /etc/os-release ]; then . /etc/os-release; printf 'os=%s%s\\n' "$ID" "$VERSION_ID"; fi
+"""
+
+
+class DockerEngine:
+    """Talks to the engine that DOCKER_HOST or the current docker context names."""
+
+    name = "docker"
+
+    @cached_property
+    def client(self) -> DockerClient:
+        """The SDK's client.
+
+        Raises:
+            EngineError: no engine answers.
+        """
+        import docker
+        from docker.errors import DockerException
+
+        try:
+            if os.environ.get("DOCKER_HOST"):
+                client = docker.from_env()
+            else:
+                context = docker.ContextAPI.get_current_context()
+                client = docker.DockerClient(base_url=context.Host, tls=context.TLSConfig or False)
+            client.ping()
+            return client
+        except (DockerException, OSError, ValueError) as error:
+            raise EngineError(
+                f"no docker engine answers{_where()}: {_short(error)}",
+                "start docker, point DOCKER_HOST or the docker context at an engine, or build with --engine venv",
+                id="no-engine",
+            ) from error
+
+    def available(self) -> EngineStatus:
+        try:
+            version = str(self.client.version().get("Version", ""))
+            return EngineStatus(True, version)
+        except EngineError as error:
+            return EngineStatus(False, reason=error.cause, hint=error.hint)
+        except Exception as error:  # noqa: BLE001 - an engine that answers nonsense is not available either
+            return EngineStatus(False, reason=f"the docker engine{_where()} does not answer: {_short(error)}")
+
+    def base(self, ref: str, python: str, progress: Progress = silent) -> BaseInfo:
+        with _told():
+            image = self._get(ref)
+            if image is None:
+                self._pull(ref, progress)
+                image = self._get(ref)
+            if image is None:
+                raise OutsideError(f"the base image {ref} could not be had", "name one with --base REF", id="base")
+            digests = [d for d in image.attrs.get("RepoDigests") or () if "@sha256:" in d]
+            pinned = digests[0] if digests and "@" not in ref else ref
+            digest = digests[0].split("@", 1)[1] if digests else str(image.id)
+            answer = self._run_container(
+                str(image.id), ["/bin/sh", "-c", _PROBE, "sh", python], entrypoint=True, network="none"
+            )
+        if answer.code != 0:
+            raise OutsideError(
+                f"the base image {ref} has no working shell: {answer.output.strip()[:200]}",
+                "take a Debian or Ubuntu base, such as python:3.11-slim-bookworm",
+                id="base",
+            )
+        facts = [line.partition("=") for line in answer.output.splitlines() if "=" in line]
+        path = next((value for key, _, value in facts if key == "python" and value), None)
+        return BaseInfo(
+            ref=pinned,
+            digest=digest,
+            python=path,
+            os=next((value for key, _, value in facts if key == "os"), None),
+            pythons=tuple(sorted({value for key, _, value in facts if key == "have"})),
+        )
+
+    def _get(self, ref: str) -> Any:
+        from docker.errors import ImageNotFound
+
+        try:
+            return self.client.images.get(ref)
+        except ImageNotFound:
+            return None
+
+    def _pull(self, ref: str, progress: Progress) -> None:
+        from docker.errors import APIError
+        from docker.utils import parse_repository_tag
+
+        progress(Event("stage", f"fetching the base {ref}"))
+        name, tag = parse_repository_tag(ref)
+        try:
+            for line in self.client.api.pull(name, tag=tag or "latest", stream=True, decode=True):
+                if line.get("error"):
+                    raise OutsideError(f"the base image {ref} could not be fetched: {line['error']}", id="base")
+                progress(
+                    Event("line", " ".join(str(line.get(key, "")) for key in ("id", "status", "progress")).strip())
+                )
+        except APIError as error:
+            raise OutsideError(
+                f"the base image {ref} is not here and could not be fetched: {_short(error)}",
+                "check its name and the network, or name an image that is here: --base REF",
+                id="base",
+            ) from error
+
+    def find(self, label: str, value: str) -> tuple[ImageInfo, ...]:
+        with _told():
+            images = [_info(image) for image in self.client.images.list(filters={"label": f"{label}={value}"})]
+        return tuple(image for image in images if any(name.startswith("envforge/") for name in image.names))
+
+    def inspect(self, reference: str) -> ImageInfo | None:
+        with _told():
+            image = self._get(reference)
+            return _info(image) if image is not None else None
+
+    def build(self, context: BuildContext, log: Path, progress: Progress = silent) -> ImageInfo:
+        _ = self.client  # an engine that is not there is told before anything is written
+        with tempfile.TemporaryDirectory(prefix="envforge-context-") as folder:
+            place = Path(folder) / "context"
+            place.mkdir()
+            progress(Event("stage", "putting the build context together"))
+            write_context(context, place)
+            if context.dialect == "plain":
+                image = self._build_plain(context, place, log, progress)
+            else:
+                image = self._build_buildkit(context, place, Path(folder), log, progress)
+        info = self.inspect(image)
+        if info is None:
+            raise EngineError("the engine reported a finished image that it does not have", "look at the engine's log")
+        return info
+
+    def _build_buildkit(self, context: BuildContext, place: Path, scratch: Path, log: Path, progress: Progress) -> str:
+        client = find_client()
+        secret = scratch / "uv.toml"
+        secret.touch(0o600)
+        secret.write_text(context.source.uv_config, encoding="utf-8")
+        iid = scratch / "iid"
+        argv = [str(client.path), "build", "--progress=plain", f"--iidfile={iid}"]
+        argv += ["--secret", f"id=uv.toml,src={secret}"]
+        if context.source.ca is not None:
+            # Copied, because a comma in its path would be read as another field of the option.
+            copy = scratch / "ca.pem"
+            copy.write_bytes(context.source.ca.read_bytes())
+            argv += ["--secret", f"id=ca.pem,src={copy}"]
+        network = context.network or self._default_network()
+        if network:
+            argv.append(f"--network={network}")
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"):
+            if os.environ.get(name):
+                argv += ["--build-arg", name]  # the value is read by the client; predefined names stay out of the image
+        if client.buildx:
+            argv += ["--load", "--provenance=false"]
+        argv.append(str(place))
+        reader = _BuildReader(progress)
+        try:
+            done = stream(
+                argv,
+                env={**os.environ, "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain", "NO_COLOR": "1"},
+                on_line=reader,
+                log=log,
+            )
+        except OSError as error:
+            raise EngineError(f"the docker client {client.path} could not be started: {error.strerror}") from error
+        if done.code != 0 or not iid.is_file():
+            raise self._failure(done.tail, log)
+        return iid.read_text(encoding="utf-8").strip()
+
+    def _failure(self, tail: list[str], log: Path) -> EnvforgeError:
+        error = explain(tail, log)
+        # A dying engine can end a build with any words; what counts is whether it still answers.
+        if not isinstance(error, EngineError) and not self._answers():
+            return explain(["Cannot connect to the Docker daemon"], log)
+        return error
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except Exception:  # noqa: BLE001 - whatever it is, it is no answer
+            return False
+
+    def _build_plain(self, context: BuildContext, place: Path, log: Path, progress: Progress) -> str:
+        tail: deque[str] = deque(maxlen=400)
+        image = ""
+        with _told(log, tail), log.open("a", encoding="utf-8") as out:
+            network = context.network or self._default_network()
+            answers = self.client.api.build(
+                path=str(place), rm=True, forcerm=True, decode=True, network_mode=network or "default"
+            )
+            for answer in answers:
+                text = str(answer.get("stream") or answer.get("error") or "").rstrip("\n")
+                if text:
+                    tail.append(text)
+                    out.write(text + "\n")
+                    progress(Event("stage" if text.startswith("Step ") else "line", text))
+                if "error" in answer:
+                    raise self._failure(list(tail), log)
+                image = (answer.get("aux") or {}).get("ID", image)
+        return image
+
+    def _default_network(self) -> str | None:
+        """Build steps need the index: on an engine without a bridge network only the host's network reaches it."""
+        with _told():
+            return None if self.client.networks.list(names=["bridge"]) else "host"
+
+    def tag(self, image: ImageInfo, reference: str) -> ImageInfo:
+        with _told():
+            name, _, tag = (
+                reference.rpartition(":") if ":" in reference.rsplit("/", 1)[-1] else (reference, "", "latest")
+            )
+            self.client.images.get(image.id).tag(name, tag=tag)
+        found = self.inspect(image.id)
+        if found is None:
+            raise EngineError(f"the image {image.id} vanished while it was given its name")
+        return found
+
+    def run(
+        self,
+        reference: str,
+        argv: list[str],
+        *,
+        mounts: tuple[Mount, ...] = (),
+        network: str = "none",
+        user: str | None = None,
+        env: dict[str, str] | None = None,
+        fetch: str | None = None,
+        gpus: bool = False,
+        progress: Progress = silent,
+    ) -> RunResult:
+        with _told():
+            return self._run_container(
+                reference, argv, mounts=mounts, network=network, user=user, env=env, fetch=fetch, gpus=gpus,
+                progress=progress,
+            )  # fmt: skip
+
+    def _run_container(
+        self,
+        reference: str,
+        argv: list[str],
+        *,
+        entrypoint: bool = False,
+        mounts: tuple[Mount, ...] = (),
+        network: str = "none",
+        user: str | None = None,
+        env: dict[str, str] | None = None,
+        fetch: str | None = None,
+        gpus: bool = False,
+        progress: Progress = silent,
+    ) -> RunResult:
+        from docker.types import DeviceRequest
+
+        container = self.client.containers.create(
+            reference,
+            command=argv[1:] if entrypoint else argv,
+            entrypoint=argv[:1] if entrypoint else None,
+            network_mode=network,
+            user=user,
+            environment=env or {},
+            volumes={str(m.source.resolve()): {"bind": m.target, "mode": "rw" if m.writable else "ro"} for m in mounts},
+            # PyTorch's workers pass tensors through /dev/shm; docker's 64 MiB end in a bus error.
+            shm_size="1g",
+            device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if gpus else None,
+        )
+        try:
+            container.start()
+            lines: list[str] = []
+            for line in _lines(container):
+                lines.append(line)
+                progress(Event("line", line))
+            code = int(container.wait()["StatusCode"])
+            return RunResult(code, "\n".join(lines), _fetch(container, fetch) if fetch else None, tuple(argv))
+        finally:
+            with contextlib.suppress(Exception):
+                container.remove(force=True, v=True)
+
+    def gpus(self) -> bool:
+        """Can containers of this engine get at GPUs?"""
+        with _told():
+            info = self.client.info()
+        return "nvidia" in (info.get("Runtimes") or {}) or any(
+            str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or ()
+        )
+
+
+class _BuildReader:
+    """BuildKit's plain progress -> events: a new step is a stage, the rest are lines."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.seen: set[str] = set()
+
+    def __call__(self, line: str) -> None:
+        match = _STEP.match(line)
+        if match and match["where"] not in self.seen:
+            self.seen.add(match["where"])
+            self.progress(Event("stage", f"{match['where']} {_step_name(match['what'])}"))
+        elif line.startswith("#") and " exporting to image" in line:
+            self.progress(Event("stage", "writing the image"))
+        else:
+            self.progress(Event("line", line))
+
+
+def _step_name(text: str) -> str:
+    """A step in a few words: what our scripts do, not their command lines."""
+    if "install.sh" in text:
+        words = re.findall(r'"([^"]*)"', text[text.index("install.sh") - 1 :])
+        action = words[1] if len(words) > 1 else ""
+        if action in ("part", "compile"):
+            return f"installing {words[-1].rsplit('/', 1)[-1]}" if action == "part" else "compiling"
+        return {"env": "making the environment", "compiled": "taking over what was compiled"}.get(action, action)
+    if "system.sh" in text:
+        return "installing system packages"
+    if "folders.sh" in text:
+        return "making folders"
+    return text[:80]
+
+
+def _lines(container: Container) -> Iterator[str]:
+    rest = b""
+    for block in container.logs(stream=True, follow=True):
+        *whole, rest = (rest + block).split(b"\n")
+        for line in whole:
+            yield line.decode("utf-8", "replace").rstrip("\r")
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def _fetch(container: Container, path: str) -> bytes | None:
+    from docker.errors import NotFound
+
+    try:
+        blocks, _ = container.get_archive(path)
+    except NotFound:
+        return None
+    with tarfile.open(fileobj=io.BytesIO(b"".join(blocks))) as archive:
+        for member in archive:
+            stream = archive.extractfile(member)
+            if stream is not None:
+                return stream.read()
+    return None
+
+
+def _info(image: Any) -> ImageInfo:
+    return ImageInfo(str(image.id), tuple(image.tags), dict(image.labels or {}), int(image.attrs.get("Size") or 0))
+
+
+def _where() -> str:
+    host = os.environ.get("DOCKER_HOST")
+    return f" at {re.sub(r'(?<=://)[^/@]*@', '', host)}" if host else ""
+
+
+def _short(error: BaseException) -> str:
+    text = str(getattr(error, "explanation", None) or error).strip().splitlines()
+    return text[0][:300] if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def _told(log: Path | None = None, tail: deque[str] | None = None) -> Iterator[None]:
+    """Whatever the SDK raises becomes an error of ours."""
+    import requests
+    from docker.errors import APIError, DockerException
+
+    try:
+        yield
+    except APIError as error:
+        if _SPACE.search(str(error)):
+            raise explain([str(error)], log) from error
+        raise EngineError(f"the docker engine refused: {_short(error)}", id="engine-refused") from error
+    except (requests.RequestException, DockerException, ConnectionError) as error:
+        raise EngineError(
+            f"the docker engine{_where()} went away: {_short(error)}", "start it and run again", id="engine-died"
+        ) from error
