@@ -37,19 +37,41 @@ def sm_name(sm: str) -> str:
 
 
 @dataclass(frozen=True)
+class Builds:
+    """The torch wheels that can be had from here, as recorded facts.
+
+    wheels: (package, version, variant, pythons; empty = one wheel for all). A variant of "" is a wheel that does not
+    say: it belongs to the `defaults` variant of the torch minor beside it.
+    """
+
+    wheels: tuple[tuple[str, str, str, tuple[str, ...]], ...]
+    defaults: tuple[tuple[str, str], ...] = ()
+    text: str = "only some builds of torch can be had from here"
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Pins whose closure has no solution on this Python and variant, and the words of who tried."""
+
+    pins: tuple[tuple[str, str], ...]
+    python: str
+    variant: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Options:
     """How a request may be met. `variant`: auto, cpu or cuXYZ. `pythons`: allowed minors, in order of preference;
-    empty = the matrix's own. `forward`: the cuda-compat tier is in the game. `allowed_torch`: what can be had, as
-    (torch version, variant, python or "*"), None = everything. `learned`: pin sets that a closure refused."""
+    empty = the matrix's own. `forward`: the cuda-compat tier is in the game. `builds`: what can be had of torch and its
+    companions, None = everything. `learned`: pin sets that a closure refused."""
 
     variant: str = "auto"
     pythons: tuple[str, ...] = ()
     forward: bool = False
     allow_uncapped: bool = False
     no_compile: bool = False
-    allowed_torch: frozenset[tuple[str, str, str]] | None = None
-    unavailable_text: str = ""
-    learned: tuple[tuple[tuple[str, str], ...], ...] = ()
+    builds: Builds | None = None
+    learned: tuple[Learned, ...] = ()
     banned: tuple[tuple[str, str], ...] = ()  # (package, specifier) that a site forbids
     limits: tuple[Request, ...] = ()  # constraint lines: they hold where the package is there, and pull nothing in
 
@@ -580,9 +602,10 @@ def _torch_rows(enc: Encoding) -> None:
         enc.add(fact, ("torch", versions), (VARIANT, variants.all_mask & ~have))
     for sm in enc.sms:
         _code_rows(enc, sm, minors, builds)
-    allowed = enc.options.allowed_torch
-    if allowed is not None:
-        _availability_rows(enc, allowed)
+    if enc.options.builds is not None:
+        for name in TORCH_FAMILY:
+            if name in enc.domains:
+                _availability_rows(enc, name, enc.options.builds, minors)
 
 
 def _code_rows(enc: Encoding, sm: str, minors: dict[str, int], builds: dict[tuple[str, str], TorchBuild]) -> None:
@@ -612,20 +635,29 @@ def _code_rows(enc: Encoding, sm: str, minors: dict[str, int], builds: dict[tupl
             enc.add(fact, ("torch", jit_only), (VARIANT, only), (sm_name(sm), PRESENT), (DRIVER, low))
 
 
-def _availability_rows(enc: Encoding, allowed: frozenset[tuple[str, str, str]]) -> None:
-    torch, variants, python = enc.domains["torch"], enc.domains[VARIANT], enc.domains[PYTHON]
-    for i, version in enumerate(torch.values):
-        for name in variants.values:
-            pythons = {p for v, n, p in allowed if v == version and n == name}
-            missing = 0 if "*" in pythons else python.all_mask & ~python.mask_of(p for p in enc.pythons if p in pythons)
-            text = enc.options.unavailable_text or "only some torch builds can be had from here"
-            fact = Fact(
-                "unavailable", ("unavailable", "torch"), "torch", name, text=text, source="recorded availability"
-            )
-            if missing == python.all_mask:
-                enc.add(fact, ("torch", 2 << i), (VARIANT, variants.mask_of([name])))
-            else:
-                enc.add(fact, ("torch", 2 << i), (VARIANT, variants.mask_of([name])), (PYTHON, missing))
+def _availability_rows(enc: Encoding, name: str, builds: Builds, minors: dict[str, int]) -> None:
+    """Forbid the versions, variants and pythons of one package that cannot be had."""
+    domain, variants, python = enc.domains[name], enc.domains[VARIANT], enc.domains[PYTHON]
+    fact = Fact("unavailable", ("unavailable", name), name, text=builds.text, source="recorded availability")
+    default_of = dict(builds.defaults)
+    have: dict[tuple[str, str], int] = {}
+    for package, version, variant, pythons in builds.wheels:
+        if package == name:
+            mask = python.mask_of([p for p in enc.pythons if p in pythons]) if pythons else python.all_mask
+            have[version, variant] = have.get((version, variant), 0) | mask
+    for i, version in enumerate(domain.values):
+        unsaid = have.get((version, ""), 0)
+        for variant in variants.values:
+            term = (VARIANT, variants.mask_of([variant]))
+            exact = have.get((version, variant), 0)
+            never = python.all_mask & ~(exact | unsaid)
+            enc.add(fact, (name, 2 << i), term, (PYTHON, never))
+            other = 0  # torch releases beside which the unsaid wheel would be of another variant
+            for minor, versions in minors.items():
+                if default_of.get(minor) != variant:
+                    other |= versions
+            if unsaid & ~exact:
+                enc.add(fact, (name, 2 << i), term, (PYTHON, unsaid & ~exact), ("torch", other))
 
 
 def _native_rows(enc: Encoding) -> None:
@@ -693,12 +725,11 @@ def _rule_rows(enc: Encoding) -> None:
             text = f"{limit.text} is a constraint ({limit.origin})"
             fact = Fact("rule", ("limit", index), limit.name, text=text, source=limit.origin)
             enc.add(fact, (limit.name, domain.all_mask & ~domain.mask(limit.specifier, bool(limit.pinned))))
-    for pins in enc.options.learned:
-        terms = tuple((n, enc.domains[n].mask(f"=={v}", prereleases=True)) for n, v in pins if n in enc.domains)
-        shown = ", ".join(f"{n}=={v}" for n, v in pins)
-        fact = Fact("learned", ("learned", pins), text=f"the closure of {shown} has no solution", source="uv")
-        if terms:
-            enc.add(fact, *terms)
+    for learned in enc.options.learned:
+        terms = [(n, enc.domains[n].mask(f"=={v}", True)) for n, v in learned.pins if n in enc.domains]
+        terms += [(PYTHON, enc.domains[PYTHON].mask_of([learned.python]))]
+        terms += [(VARIANT, enc.domains[VARIANT].mask_of([learned.variant]))]
+        enc.add(Fact("learned", ("learned", learned.pins), text=learned.text, source="uv"), *terms)
 
 
 def _one_rule(enc: Encoding, rule: Rule) -> None:

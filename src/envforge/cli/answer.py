@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
     from envforge.cli.target import Targets
     from envforge.intake import Intake
-    from envforge.lock import Lock
+    from envforge.lock import Availability, Lock
     from envforge.matrix.model import Matrix
     from envforge.resolver.plan import Plan
+    from envforge.resolver.constraints import Builds
     from envforge.resolver.hosts import Host
-    from envforge.resolver.resolve import Answer
+    from envforge.resolver.resolve import Answer, Wish
 
 MAX_LEARNED = 4  # closure failures that are learned before the closure's own words are the answer
 
@@ -105,41 +106,57 @@ def run_resolve(
     return outcome
 
 
-def _locked(matrix: Matrix, wish: Any, hosts: tuple[Host, ...], intake: Intake, wheelhouse: Path | None) -> Outcome:
+def _locked(matrix: Matrix, wish: Wish, hosts: tuple[Host, ...], intake: Intake, wheelhouse: Path | None) -> Outcome:
     """Solve with what can be had from here, lock, and learn from closures that do not solve."""
     import os
     from dataclasses import replace
 
-    from envforge.lock import LockConflict, allowed_torch, make_lock, probe_availability, read_pip_settings
+    from envforge.lock import LockConflict, make_lock, probe_availability, read_pip_settings
+    from envforge.resolver.constraints import Learned
     from envforge.resolver.resolve import resolve
 
     settings = read_pip_settings(os.environ)
-    notes: list[str] = []
     answer = resolve(matrix, wish)
     if answer.plan is None:
         return Outcome(answer, matrix, hosts, intake)
-    variant = answer.plan.variant
-    availability = probe_availability(variant, settings, wheelhouse=wheelhouse)
-    allowed = allowed_torch(availability)
-    if allowed is not None and "torch" in answer.plan.pins:
-        options = replace(wish.options, allowed_torch=allowed, unavailable_text=availability.text)
-        wish = replace(wish, options=options)
-        answer = resolve(matrix, wish)
-        notes += availability.warnings
-    learned: list[tuple[tuple[str, str], ...]] = []
+    arch = answer.plan.target.arch
+    availability = probe_availability(answer.plan.variant, settings, arch=arch, wheelhouse=wheelhouse)
+    wish = replace(wish, options=replace(wish.options, builds=recorded_builds(availability)))
+    answer = resolve(matrix, wish)
+    notes = list(availability.warnings)
+    learned: list[Learned] = []
     while answer.plan is not None:
         try:
-            made = make_lock(answer.plan, availability, settings)
+            made = make_lock(answer.plan, availability, settings, wheelhouse=wheelhouse)
         except LockConflict as conflict:
-            learned.append(tuple(sorted(conflict.pins.items())))
+            learned.append(
+                Learned(tuple(sorted(conflict.pins.items())), conflict.python, conflict.variant, conflict.cause)
+            )
             if len(learned) > MAX_LEARNED:
                 raise
             wish = replace(wish, options=replace(wish.options, learned=tuple(learned)))
             answer = resolve(matrix, wish)
             continue
         notes += [f"{name} is newer than the coherence date: nothing older solves" for name in made.exempted]
+        notes += made.warnings
         return Outcome(answer, matrix, hosts, intake, made, notes)
     return Outcome(answer, matrix, hosts, intake, None, notes)
+
+
+def recorded_builds(availability: Availability) -> Builds:
+    """The availability record in the resolver's own terms."""
+    from envforge.lock import AS_TORCH, allowed_torch
+    from envforge.resolver.constraints import Builds
+
+    wheels = tuple(
+        (build.package, build.version, "" if build.variant == AS_TORCH else build.variant, build.pythons)
+        for build in allowed_torch(availability)
+    )
+    silent = [place.where for place in availability.places if not place.answers]
+    text = "only some builds of torch can be had from here"
+    if silent:
+        text += f" (no answer from: {', '.join(silent)})"
+    return Builds(wheels, availability.defaults, text)
 
 
 def _check_date(as_of: str | None) -> None:
