@@ -1,14 +1,15 @@
 """Requires-Python of the closure, upper bounds included: uv honours the lower bounds only.
 
 The releases that the plan pins were checked by the resolver. For the others the wheel's own metadata is read: from the
-file beside it on the index (PEP 658), from the wheel where it lies on this machine. A wheel's metadata
-never changes, so answers are kept by the wheel's hash.
+file beside it on the index (PEP 658) or the index's page, and from the wheel where it lies on this machine. A wheel's
+metadata never changes, so answers are kept by the hash.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envforge.lock.availability import http_session, verification
+from envforge.lock.availability import DEFAULT_INDEX, http_session, verification
 from envforge.lock.formats import LockedPackage
 from envforge.lock.settings import PipSettings, split_credentials
 from envforge.resolver.plan import Plan
@@ -61,7 +62,7 @@ def requires_python(packages: list[LockedPackage], settings: PipSettings) -> dic
     missing = [package for package in packages if keys[package.name] not in known]
     if missing:
         with http_session(settings) as session, ThreadPoolExecutor(max_workers=12) as pool:
-            asked = list(pool.map(lambda package: _look_up(session, settings, package), missing))
+            asked = list(pool.map(_Client(session, settings).look_up, missing))
         news = {keys[p.name]: bound for p, bound in zip(missing, asked, strict=True) if bound is not None}
         known.update(news)
         if news:
@@ -69,25 +70,67 @@ def requires_python(packages: list[LockedPackage], settings: PipSettings) -> dic
     return {name: known[key] for name, key in keys.items() if key in known}
 
 
-def _look_up(session: Session, settings: PipSettings, package: LockedPackage) -> str | None:
-    import requests
+class _Client:
+    """Reads bounds over HTTP. A host that has no metadata files is not asked for another one."""
 
-    if package.path:
-        return _from_wheel(Path(package.path))
-    if not package.url:
+    def __init__(self, session: Session, settings: PipSettings) -> None:
+        self.session = session
+        self.settings = settings
+        self.without_metadata: set[str] = set()
+
+    def look_up(self, package: LockedPackage) -> str | None:
+        """Requires-Python of one locked wheel, None where no place tells."""
+        if package.path:
+            return _from_wheel(Path(package.path))
+        if not package.url:
+            return None
+        host = "/".join(package.url.split("/")[:3])
+        if host not in self.without_metadata:
+            text = self.get(f"{package.url}.metadata")
+            if text is not None:
+                return HeaderParser().parsestr(text).get("Requires-Python", "")
+            self.without_metadata.add(host)
+        return self.from_page(package)
+
+    def from_page(self, package: LockedPackage) -> str | None:
+        for base in (self.settings.index_url or DEFAULT_INDEX, *self.settings.extra_index_urls):
+            if not base.startswith("http"):
+                continue
+            text = self.get(f"{base}/{package.name}/")
+            try:
+                rows = json.loads(text or "{}").get("files", [])
+                row = next((row for row in rows if row["filename"] == package.file), None)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                row = _html_row(text or "", package.file)
+            if row is not None:
+                return str(row.get("requires-python") or "")
         return None
-    try:
-        answer = session.get(
-            f"{package.url}.metadata",
-            timeout=settings.timeout or 15,
-            verify=verification(settings, package.url),
-            auth=_login(settings, package.url),
-        )
-    except requests.exceptions.RequestException:
-        return None
-    if answer.status_code != 200:
-        return None
-    return HeaderParser().parsestr(answer.text).get("Requires-Python", "")
+
+    def get(self, url: str) -> str | None:
+        import requests
+
+        plain = split_credentials(url)[0]
+        try:
+            answer = self.session.get(
+                plain,
+                timeout=self.settings.timeout or 15,
+                verify=verification(self.settings, plain),
+                auth=_login(self.settings, plain),
+            )
+        except requests.exceptions.RequestException:
+            return None
+        return answer.text if answer.status_code == 200 else None
+
+
+def _html_row(page: str, file: str) -> dict[str, str] | None:
+    """The link of one file on a plain HTML page (PEP 503)."""
+    from html import unescape
+
+    for link, label in re.findall(r"<a\s([^>]*)>([^<]*)</a>", page):
+        if unescape(label).strip() == file:
+            bound = re.search(r"""data-requires-python\s*=\s*["']([^"']*)["']""", link)
+            return {"requires-python": unescape(bound[1]) if bound else ""}
+    return None
 
 
 def _from_wheel(path: Path) -> str | None:

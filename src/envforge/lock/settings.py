@@ -239,7 +239,7 @@ def index_arguments(settings: PipSettings) -> list[str]:
     """uv's options for where packages come from, without any credentials (those: `index_environment`).
 
     Usable with `uv pip install`, `uv pip sync` and `uv pip compile`. pip treats all its indexes alike and takes the
-    best version of all; uv's default (first index that has the name) would see only what an extra index happens to hold.
+    best version of all; uv's default (the first index with the name) would see only what an extra index holds.
     """
     out: list[str] = []
     for index in named_indexes(settings):
