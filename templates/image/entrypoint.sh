@@ -51,11 +51,9 @@ fi
 case $1 in
 verify)
     shift
-    # The stack's own settings come first, so that options given here win.
-    while IFS= read -r argument; do
-        case $argument in '' | '#'*) ;; *) set -- "$argument" "$@" ;; esac
-    done <"$root/verify.args"
-    exec "$root/env/bin/python" -m envforge.verify --plan "$root/plan.json" "$@"
+    # The stack's own settings are defaults; options given here win.
+    exec "$root/env/bin/python" -m envforge.verify --plan "$root/plan.json" --lock "$root/requirements.txt" \
+        --settings "$root/verify.json" "$@"
     ;;
 *)
     exec "$@"

@@ -48,7 +48,8 @@ def content_address(plan: Plan, lock: LockLike, spec: Spec, base: BaseInfo, kind
         "verify": {str(p.relative_to(VERIFY)): sha256(p.read_bytes()) for p in verify_files()},
         "env": spec.env,
         "files": {target: sha256((folder / source).read_bytes()) for target, source in spec.files.items()},
-        "stack": [spec.name, spec.verify.stack, spec.verify.steps, spec.verify.max_length, spec.remote_code],
+        "stack": [spec.name, spec.verify.stack, spec.verify.steps, spec.verify.max_length, spec.verify.prompt],
+        "verify_options": [spec.verify.options, spec.remote_code],
         "target": [plan.target.arch, plan.python, plan.variant, list(plan.target.sm), plan.target.driver_floor],
         "source_only": sorted(plan.source_only),
     }

@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envforge.errors import DataError, DiskFullError, OutsideError, UsageError
 from envforge.image import render
@@ -103,14 +103,30 @@ def _text(text: str) -> ContextFile:
 
 def image_files(plan: Plan, lock: LockLike, spec: Spec) -> dict[str, ContextFile]:
     """What stands beside the environment, in an image under /opt/envforge and in a venv build in its folder."""
-    settings = [f"--stack={spec.verify.stack}", f"--steps={spec.verify.steps}"]
     return {
         "bin/envforge-entrypoint": ContextFile((render.TEMPLATES / "image" / "entrypoint.sh").read_bytes(), True),
         "plan.json": _text(plan.dumps()),
         "pylock.toml": _text(lock.pylock),
         "requirements.txt": _text(lock.requirements),
-        "verify.args": _text("\n".join(settings) + "\n"),
+        "verify.json": _text(render.as_json(verify_settings(spec))),
     }
+
+
+def verify_settings(spec: Spec) -> dict[str, Any]:
+    """The spec's wishes for the proof, as the defaults that `verify --settings` reads."""
+    found: dict[str, Any] = {
+        **spec.verify.options,
+        "stack": spec.verify.stack,
+        "steps": spec.verify.steps,
+        "max_length": spec.verify.max_length,
+    }
+    if spec.verify.prompt is not None:
+        found["prompt"] = spec.verify.prompt
+    if spec.remote_code is not None:
+        # Only together with the revision that the spec pins: other code is not what was allowed.
+        found["trust_remote_code"] = True
+        found["revision"] = spec.remote_code
+    return found
 
 
 def site_files() -> dict[str, ContextFile]:

@@ -97,6 +97,10 @@ class Engine(Protocol):
         """Run a command inside, wait for it, take everything away again."""
         ...
 
+    def gpus(self) -> bool:
+        """Can what this engine runs get at a GPU of this machine?"""
+        ...
+
 
 def make_engine(name: str, output: Path | None = None) -> Engine:
     """The engine of that name.

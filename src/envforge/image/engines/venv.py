@@ -1,7 +1,7 @@
 """The environment folder for machines without a container engine: same lock, same entrypoint, same proof.
 
     DIR/env/                  the environment; env/envforge.json says what it is and that it is whole
-    DIR/bin/envforge-entrypoint, plan.json, pylock.toml, requirements.txt, verify.args, cache/, receipts/
+    DIR/bin/envforge-entrypoint, plan.json, pylock.toml, requirements.txt, verify.json, cache/, receipts/
 
 The environment is built beside its place and renamed into it, so a killed build never looks like a finished one.
 """
