@@ -42,9 +42,13 @@ def judge(
     hosts: Sequence[Host],
     python: str | None = None,
     variant: str | None = None,
+    any_variant: bool = False,
     load: Callable[[str], tuple[Release, ...]] = load_releases,
 ) -> Verdict:
-    """Hold pins (versions without local part), python ("3.11") and variant ("cu126", "cpu") against every row."""
+    """Hold pins (versions without local part), python ("3.11") and variant ("cu126", "cpu") against every row.
+
+    any_variant: no host is meant, so that CPU and CUDA builds are equally good.
+    """
     requests = tuple(Request(name, f"=={version}", f"{name}=={version}") for name, version in sorted(pins.items()))
     options = Options(variant=variant or "auto", pythons=(python,) if python else (), allow_uncapped=True)
     enc = encode(matrix, requests, hosts, options, load)
@@ -52,17 +56,17 @@ def judge(
     broken: list[Row] = []
     missing: list[Row] = []
     for row in enc.rows:
-        if row.origin.kind in ("request", "option"):
+        if row.origin.kind == "request" or (any_variant and row.origin.key == ("option", VARIANT)):
             continue
         state = _state(enc, row, values)
         if state == "broken":
             broken.append(row)
-        elif state == "missing":
+        elif state == "missing" and row.origin.kind != "option":
             missing.append(row)
     if variant is None:
-        broken += _no_value(enc, values, VARIANT)
+        broken += _no_value(enc, values, VARIANT, any_variant)
     if python is None:
-        broken += _no_value(enc, values, PYTHON)
+        broken += _no_value(enc, values, PYTHON, any_variant)
     given = {name: 1 << position for name, position in values.items()}
     return Verdict(statements(enc, broken, given), statements(enc, missing, given), unknown)
 
@@ -102,11 +106,13 @@ def _state(enc: Encoding, row: Row, values: Mapping[str, int]) -> str:
     return "missing" if row.activates is not None and row.activates not in values else "broken"
 
 
-def _no_value(enc: Encoding, values: Mapping[str, int], name: str) -> list[Row]:
+def _no_value(enc: Encoding, values: Mapping[str, int], name: str, any_variant: bool) -> list[Row]:
     """Rows that together leave no value for a variable that nobody gave: no variant or no python fits the set."""
     left = enc.domains[name].all_mask
     used: list[Row] = []
     for row in enc.rows:
+        if any_variant and row.origin.key == ("option", VARIANT):
+            continue
         others = [(n, m) for n, m in row.terms if n != name]
         own = [m for n, m in row.terms if n == name]
         if own and all(n in values and m >> values[n] & 1 for n, m in others):

@@ -151,9 +151,10 @@ def _host_rows(enc: Encoding) -> None:
     matrix, options = enc.matrix, enc.options
     enc.domains[PYTHON] = Domain(PYTHON, enc.pythons)
     wanted = enc.domains[PYTHON].mask_of(options.pythons or enc.pythons)
-    text = f"python {', '.join(options.pythons)} is asked for" if options.pythons else "some python"
+    among = ", ".join(options.pythons or enc.pythons)
+    text = f"python {among} is asked for" if options.pythons else f"python is one of {among}"
     enc.add(
-        Fact("option", ("option", PYTHON), PYTHON, text=text),
+        Fact("option", ("option", PYTHON), PYTHON, " or ".join(options.pythons), text),
         (PYTHON, ~wanted & enc.domains[PYTHON].full),
         activates=PYTHON,
     )

@@ -83,8 +83,8 @@ def parties(rows: Sequence[Row]) -> tuple[str, ...]:
             found[sm_name(fact.a)] = None
         elif fact.kind == "glibc":
             found[f"host:glibc {fact.a}"] = None
-        elif fact.kind == "option" and fact.b != "cuda":
-            found[f"{fact.a} {fact.b}".strip() if fact.b else fact.text] = None
+        elif fact.kind == "option" and fact.b not in ("", "cuda"):
+            found[f"{fact.a.removeprefix('torch-')} {fact.b}"] = None
     return tuple(found)
 
 

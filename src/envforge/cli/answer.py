@@ -152,10 +152,9 @@ def recorded_builds(availability: Availability) -> Builds:
         (build.package, build.version, "" if build.variant == AS_TORCH else build.variant, build.pythons)
         for build in allowed_torch(availability)
     )
-    silent = [place.where for place in availability.places if not place.answers]
     text = "only some builds of torch can be had from here"
-    if silent:
-        text += f" (no answer from: {', '.join(silent)})"
+    if availability.warnings:
+        text += f": {'; '.join(availability.warnings)}"
     return Builds(wheels, availability.defaults, text)
 
 
