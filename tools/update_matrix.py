@@ -18,6 +18,7 @@ from pathlib import Path
 
 from envforge.errors import EnvforgeError
 from envforge.harvest import PACKAGES, Index, harvest, news, write
+from envforge.lock.settings import read_pip_settings
 
 RELEASES = Path(__file__).resolve().parents[1] / "matrix" / "releases"
 
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     failed = 0
     today = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     try:
-        with Index(deadline_s=options.deadline) as index:
+        with Index(read_pip_settings(), deadline_s=options.deadline) as index:
             for name in names:
                 failed |= _one(name, index, options, today)
     except EnvforgeError as error:

@@ -10,7 +10,7 @@ at once, so an interrupted harvest goes on where it stopped. Files are replaced 
 from __future__ import annotations
 
 from envforge.harvest.choose import PACKAGES
-from envforge.harvest.index import Index
+from envforge.harvest.index import Index, IndexSettings
 from envforge.harvest.news import news
 from envforge.harvest.read import Floors, cuda_libraries, transformers_floors, wheel_files
 from envforge.harvest.run import Harvest, HarvestRefusedError, harvest, write
@@ -21,6 +21,7 @@ __all__ = [
     "Harvest",
     "HarvestRefusedError",
     "Index",
+    "IndexSettings",
     "cuda_libraries",
     "harvest",
     "news",

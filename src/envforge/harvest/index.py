@@ -11,11 +11,10 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from envforge.errors import IndexUnreachableError
-from envforge.lock.settings import PipSettings, read_pip_settings, redact
 
 if TYPE_CHECKING:
     from zipfile import ZipFile
@@ -24,6 +23,31 @@ if TYPE_CHECKING:
 
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"
 MIB = 1024 * 1024
+
+
+class IndexSettings(Protocol):
+    """What is needed of pip's settings; `envforge.lock.settings.PipSettings` has it."""
+
+    @property
+    def index_url(self) -> str | None:
+        """None = pip's default index."""
+
+    @property
+    def no_index(self) -> bool: ...
+
+    @property
+    def cert(self) -> str | None:
+        """A bundle of certificate authorities."""
+
+    @property
+    def client_cert(self) -> str | None: ...
+
+    @property
+    def proxy(self) -> str | None: ...
+
+    @property
+    def trusted_hosts(self) -> tuple[str, ...]:
+        """Hosts ("host" or "host:port") whose certificate is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +68,13 @@ class Index:
     """A polite client. Use one per run and from at most a few threads; `close` it, or use it as a context manager.
 
     Args:
-        settings: pip's own, read here unless given; only its one index is asked, never an extra one.
+        settings: pip's own; only its one index is asked, never an extra one.
         deadline_s: seconds from now after which every call fails.
         attempts: tries per request; `wait_s` is the first pause between two, doubled each time up to 20 s.
         read_s: seconds without a single byte before an answer counts as cut.
     """
 
-    settings: PipSettings = field(default_factory=read_pip_settings)
+    settings: IndexSettings
     deadline_s: float = 1800.0
     attempts: int = 4
     wait_s: float = 0.5
@@ -102,7 +126,8 @@ class Index:
     @staticmethod
     def shown(url: str) -> str:
         """An address for messages: without user name, password or query."""
-        return redact(url).partition("?")[0]
+        parts = urlsplit(url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
     def get(
         self, url: str, *, accept: str | None = None, span: str | None = None, limit: int = 64 * MIB

@@ -243,7 +243,7 @@ def _members(name: str, version: str, index: Index, choose: Callable[[list[str]]
     return found
 
 
-def wheel_files(name: str, version: str, index: Index | None = None) -> list[str]:
+def wheel_files(name: str, version: str, index: Index) -> list[str]:
     """The file list of the Linux x86_64 wheel of one release (newest Python), sorted, by ranged reads.
 
     Raises:
@@ -255,12 +255,7 @@ def wheel_files(name: str, version: str, index: Index | None = None) -> list[str
         names.extend(found)
         return []
 
-    with_own = index or Index()
-    try:
-        _members(name, version, with_own, look)
-    finally:
-        if index is None:
-            with_own.close()
+    _members(name, version, index, look)
     return sorted(names)
 
 
@@ -290,7 +285,7 @@ class Floors:
     peft: str | None
 
 
-def transformers_floors(version: str, index: Index | None = None) -> Floors:
+def transformers_floors(version: str, index: Index) -> Floors:
     """Reads the floors of one transformers release from its wheel by ranged reads; nothing of it is run.
 
     Raises:
@@ -301,14 +296,8 @@ def transformers_floors(version: str, index: Index | None = None) -> Floors:
         "transformers/utils/import_utils.py",
         "transformers/integrations/peft.py",
     )
-    with_own = index or Index()
-    try:
-        found = _members(
-            "transformers", version, with_own, lambda names: [n for n in (table, imports, peft) if n in names]
-        )
-    finally:
-        if index is None:
-            with_own.close()
+    wanted = (table, imports, peft)
+    found = _members("transformers", version, index, lambda names: [one for one in wanted if one in names])
     if table not in found or imports not in found:
         raise IndexUnreachableError(f"transformers {version} has no {table} or {imports}: its layout changed")
     text = _text(found[imports])
