@@ -2,9 +2,9 @@
 
 matrix/evidence/import_matrices.yaml holds what was run: for releases of two packages, whether they work together.
 `derive` covers the failing cells with as few rectangles of version ranges as it finds, never one that holds a working
-cell. Between two measured releases that agree, the ones between count alike. Where they disagree, the untested ones count
-as failing only as far as a hand-stated range (`declared`) says so; without one the range ends at the failing release.
-Beyond the outermost measured releases a range stays open.
+cell. Between two measured releases that agree, the ones between count alike. Where they disagree, the untested ones
+count as failing only as far as a hand-stated range (`declared`) says so; without one the range ends at the failing
+release. Beyond the outermost measured releases a range stays open.
 
 `python -m envforge.matrix.derive` prints the rules file that belongs to the evidence; `--write` stores it. A test
 keeps both equal.

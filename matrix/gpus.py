@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from envforge.matrix.model import Gpu, Matrix
 
@@ -29,6 +30,7 @@ def squash(name: str) -> str:
     return "".join(word for word in words if not _NOISE.fullmatch(word))
 
 
+@lru_cache(maxsize=4096)
 def names_of(gpu: Gpu) -> tuple[str, ...]:
     """All squashed names of a model."""
     return tuple(dict.fromkeys(squash(name) for name in (gpu.name, *gpu.aliases)))
