@@ -77,6 +77,8 @@ def load_releases(name: str, folder: Path = RELEASES) -> tuple[Release, ...]:
         if data["schema"] != SCHEMA or data["name"] != name:
             raise ValueError(f"schema {data['schema']!r}, name {data['name']!r}")
         strings, tags = data["strings"], data["tags"]
+        if not all(type(value) is str for value in strings + tags):
+            raise TypeError("a requirement or a tag is not text")
         sets = [_slices(strings, numbers) for numbers in data["sets"]]
         return tuple(
             [

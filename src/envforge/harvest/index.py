@@ -141,7 +141,8 @@ class Index:
         Raises:
             IndexUnreachableError: no answer after all attempts, the deadline passed, or the answer is too long.
         """
-        from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+        from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_attempt
+        from tenacity.wait import wait_exponential, wait_random
 
         headers = {"Accept-Encoding": "identity"} if span else {}
         if span:
@@ -150,7 +151,7 @@ class Index:
             headers["Accept"] = accept
         tries = Retrying(
             stop=stop_after_attempt(self.attempts),
-            wait=wait_exponential_jitter(initial=self.wait_s, max=20.0, jitter=self.wait_s),
+            wait=wait_exponential(multiplier=self.wait_s, max=20.0) + wait_random(0, self.wait_s),
             retry=retry_if_exception_type(_TransientError),
             sleep=lambda pause: self._sleep(pause, url),
         )
