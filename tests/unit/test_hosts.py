@@ -19,7 +19,9 @@ def test_no_driver_by_word() -> None:
     assert parse_driver("None") is None
 
 
-@pytest.mark.parametrize("text", ["550", "550.54.15-ubuntu", "12.4", "", "driver", "550.54.15.1.2", "５５０.54", "9" * 5000])
+@pytest.mark.parametrize(
+    "text", ["550", "550.54.15-ubuntu", "12.4", "", "driver", "550.54.15.1.2", "５５０.54", "9" * 5000]
+)
 def test_other_driver_texts_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_driver(text)
@@ -73,8 +75,18 @@ json_values = st.recursive(
 )
 
 
-@given(st.fixed_dictionaries({"schema": st.just(1), "driver": json_values, "gpus": json_values}, optional={
-    "arch": json_values, "glibc": json_values, "cuda_max": json_values, "labels": json_values, "os": json_values}))
+@given(
+    st.fixed_dictionaries(
+        {"schema": st.just(1), "driver": json_values, "gpus": json_values},
+        optional={
+            "arch": json_values,
+            "glibc": json_values,
+            "cuda_max": json_values,
+            "labels": json_values,
+            "os": json_values,
+        },
+    )
+)
 def test_any_host_file_is_a_host_or_a_usage_error(data: object) -> None:
     try:
         parse_host(data, "host.json")

@@ -46,7 +46,7 @@ def test_every_known_marker_holds_where_packaging_says_so(arch: str) -> None:
 
 
 def test_simple_markers_in_all_combinations() -> None:
-    parts = ["python_version >= '3.10'", "python_version < \"3.13\"", "sys_platform == 'linux'", "os_name != 'nt'"]
+    parts = ["python_version >= '3.10'", 'python_version < "3.13"', "sys_platform == 'linux'", "os_name != 'nt'"]
     parts += ["platform_machine == 'x86_64'", "python_full_version < '3.11.3'", "platform_system == 'Windows'"]
     for a, b in itertools.permutations(parts, 2):
         marker = f"{a} and {b}"

@@ -29,7 +29,16 @@ def test_only_exact_pins_are_pins() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["torch=2.1", "torch>>2", "", "-r x", "törch", "torch @ https://example.invalid/x.whl", "a" * 9000, "torch; rm -rf /"],
+    [
+        "torch=2.1",
+        "torch>>2",
+        "",
+        "-r x",
+        "törch",
+        "torch @ https://example.invalid/x.whl",
+        "a" * 9000,
+        "torch; rm -rf /",
+    ],
 )
 def test_what_is_not_a_requirement_is_refused_by_name(line: str) -> None:
     with pytest.raises(UsageError) as caught:
