@@ -19,7 +19,7 @@ from envforge.lock.availability import Availability
 from envforge.lock.formats import Lock, LockedPackage, lock_hash, parse_pylock, pylock_text, requirements_text
 from envforge.lock.project import Problem, make_problem
 from envforge.lock.pythons import forbidden
-from envforge.lock.runner import UvResult, explain_failure, message, run_uv
+from envforge.lock.runner import UvResult, explain_failure, message, reason, run_uv
 from envforge.lock.settings import PipSettings, index_arguments, uv_environment
 from envforge.resolver.plan import Plan
 
@@ -43,7 +43,7 @@ class LockConflict(ConflictError):
         named = ", ".join(f"{name} {version}" for name, version in sorted(pins.items()))
         verb = "cannot be installed" if len(pins) == 1 else "do not go together"
         super().__init__(
-            f"{named} {verb} on Python {python} ({variant}): {words}",
+            f"{named} {verb} on Python {python} ({variant}):\n{words}",
             "choose another version of one of them; their own requirements, or what those need, contradict",
         )
         self.pins = dict(pins)
@@ -65,18 +65,20 @@ class _Asker:
     warnings: list[str] = field(default_factory=list)
 
     def ask(self, problem: Problem) -> UvResult:
-        project = self.folder / "pyproject.toml"
-        project.write_text(problem.pyproject(), encoding="utf-8")
+        (self.folder / "pyproject.toml").write_text(problem.pyproject(), encoding="utf-8")
+        (self.folder / "constraints.txt").write_text("\n".join((*problem.constraints, "")), encoding="utf-8")
         env = uv_environment(self.settings)
-        for index in problem.indexes:
-            env.update(index.environment())
+        if problem.torch_index is not None:
+            env.update(problem.torch_index.environment())
+        if problem.metadata:
+            self.keep_metadata(problem, env)
         arguments = ["pip", "compile", "pyproject.toml", "--format", "pylock.toml", "--no-header", "--no-annotate"]
         arguments += ["--color", "never", "--no-progress", "--resolution", "highest"]
         arguments += ["--prerelease", "if-necessary-or-explicit"]
-        # The indexes stand in the project, where one of them can be explicit; the rest goes by option.
-        arguments += _without_indexes(index_arguments(self.settings))
-        arguments += problem.options()
-        for path in self.settings.constraints:
+        # By option and not in the project, because UV_NO_CONFIG and UV_CONFIG_FILE make uv pass over [tool.uv] (but
+        # not over the sources and the explicit index that they name).
+        arguments += [*index_arguments(self.settings), *problem.options()]
+        for path in (str(self.folder / "constraints.txt"), *self.settings.constraints):
             arguments += ["--constraints", path]
         result = run_uv(
             arguments, env=env, cwd=self.folder, timeout=max(1.0, self.deadline - time.monotonic()), uv=self.uv
@@ -84,6 +86,16 @@ class _Asker:
         self.calls += 1
         self.seconds += result.seconds
         return result
+
+    def keep_metadata(self, problem: Problem, env: dict[str, str]) -> None:
+        """dependency-metadata has no option: where the user's environment turns [tool.uv] off, a uv.toml has it."""
+        theirs = env.get("UV_CONFIG_FILE")
+        if not theirs and env.pop("UV_NO_CONFIG", "").lower() not in {"1", "true", "yes"}:
+            return
+        text = Path(theirs).read_text(encoding="utf-8") if theirs and Path(theirs).is_file() else ""
+        ours = self.folder / "uv.toml"
+        ours.write_text("\n".join([text, *problem.metadata_tables(), ""]), encoding="utf-8")
+        env["UV_CONFIG_FILE"] = str(ours)
 
     def failure(self, result: UvResult) -> EnvforgeError:
         error = explain_failure(result, self.settings)
@@ -123,10 +135,7 @@ def make_lock(
         asker = _Asker(settings, Path(folder), uv, time.monotonic() + timeout)
         closing = _Closing(plan, asker, problem)
         packages, text = closing.run()
-    torch_names = {route.package for route in problem.routes if route.index}
-    torch_index = next((index.url for index in problem.indexes if index.explicit), None)
-    if not any(package.kind == "torch" for package in packages):
-        torch_index = None
+    torch_index = problem.torch_index.url if problem.torch_index is not None else None
     digest = lock_hash(packages)
     row = {"lock": digest, "plan": plan.hash(), "python": plan.python, "variant": plan.variant}
     return Lock(
@@ -145,7 +154,7 @@ def make_lock(
         platform=problem.platform,
         variant=plan.variant,
         index_kinds={package.name: package.kind for package in packages if package.kind != "default"},
-        torch_index=torch_index if torch_names else None,
+        torch_index=torch_index,
         exempted=tuple(closing.exempted),
         excluded=tuple(closing.excluded),
         warnings=tuple(asker.warnings),
@@ -275,11 +284,11 @@ class _Closing:
                     break
         if not current:
             return ConflictError(
-                f"the closure does not solve, whatever the pins; uv says:\n{message(words)}",
+                f"the closure does not solve, whatever the pins; uv says:\n{reason(words)}",
                 self.asker.failure(result).hint,
             )
         chosen = {name: pins[name] for name in current}
-        return LockConflict(chosen, message(words), python=self.plan.python, variant=self.plan.variant)
+        return LockConflict(chosen, reason(words), python=self.plan.python, variant=self.plan.variant)
 
 
 def _mentioned(words: str, pins: Mapping[str, str]) -> frozenset[str]:
@@ -288,13 +297,3 @@ def _mentioned(words: str, pins: Mapping[str, str]) -> frozenset[str]:
     names = {re.sub(r"[-_.]+", "-", name).lower() for name in re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*", said)}
     loose = {name for name in pins if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)", said)}
     return frozenset(name for name in pins if name in names or name in loose)
-
-
-def _without_indexes(arguments: list[str]) -> list[str]:
-    out, skip = [], False
-    for argument in arguments:
-        if skip or argument in {"--index", "--default-index"}:
-            skip = not skip
-            continue
-        out.append(argument)
-    return out

@@ -24,7 +24,7 @@ from envforge.lock.availability import (
     find_builds,
 )
 from envforge.lock.runner import ROOT, python_platform
-from envforge.lock.settings import NamedIndex, PipSettings, named, named_indexes
+from envforge.lock.settings import NamedIndex, PipSettings, named
 from envforge.resolver.plan import Plan
 
 TORCH = "torch"  # the name of the PyTorch index among uv's
@@ -56,7 +56,7 @@ class Problem:
     requests: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     routes: tuple[Route, ...] = ()
-    indexes: tuple[NamedIndex, ...] = ()
+    torch_index: NamedIndex | None = None
     as_of: str | None = None
     exempt: frozenset[str] = frozenset()
     builds: frozenset[str] = frozenset()
@@ -83,29 +83,33 @@ class Problem:
         """The generated file: no credentials in it (they are in the environment)."""
         pinned = {name for name, _ in self.pins}
         sources = {r.package: r.index for r in self.routes if r.index and r.package in pinned}
-        used = set(sources.values())
+        index = self.torch_index
         lines = [
             "[project]",
             f"name = {_text(ROOT)}",
             'version = "0"',
             f"requires-python = {_text('>=' + self.python)}",
             f"dependencies = {_list(self.dependencies())}",
-            "[tool.uv]",
-            f"constraint-dependencies = {_list(self.constraints)}",
             "[tool.uv.sources]",
-            *(f"{_text(name)} = {{ index = {_text(str(index))} }}" for name, index in sorted(sources.items())),
+            *(f"{_text(name)} = {{ index = {_text(source)} }}" for name, source in sorted(sources.items())),
         ]
-        for index in self.indexes:
-            if index.explicit and index.name not in used:
-                continue
-            lines += ["[[tool.uv.index]]", f"name = {_text(index.name)}", f"url = {_text(index.url)}"]
-            lines += ["default = true"] if index.default else []
-            lines += ["explicit = true"] if index.explicit else []
+        if sources and index is not None:
+            lines += [
+                "[[tool.uv.index]]",
+                f"name = {_text(index.name)}",
+                f"url = {_text(index.url)}",
+                "explicit = true",
+            ]
+        return "\n".join(lines + self.metadata_tables("tool.uv.")) + "\n"
+
+    def metadata_tables(self, prefix: str = "") -> list[str]:
+        """uv's dependency-metadata, for a pyproject (prefix "tool.uv.") or a uv.toml (none)."""
+        lines: list[str] = []
         for name, version, requires, python in self.metadata:
-            lines += ["[[tool.uv.dependency-metadata]]", f"name = {_text(name)}", f"version = {_text(version)}"]
+            lines += [f"[[{prefix}dependency-metadata]]", f"name = {_text(name)}", f"version = {_text(version)}"]
             lines += [f"requires-dist = {_list(requires)}"]
             lines += [f"requires-python = {_text(python)}"] if python else []
-        return "\n".join(lines) + "\n"
+        return lines
 
     def options(self) -> list[str]:
         """uv's options that belong to this question (no addresses among them but folders)."""
@@ -146,11 +150,10 @@ def make_problem(
         if name in FAMILY or (name in GUESTS and _guest_from_torch(plan, availability, name, version))
     )
     have = _names_in_folders((*settings.local_folders(), *map(Path, links)))
-    indexes = [*named_indexes(settings)]
-    if any(route.index == TORCH for route in routes):
-        indexes.append(named(TORCH, f"{settings.torch_index.rstrip('/')}/{plan.variant}", explicit=True))
     exempt = {_normal(name) for name in plan.undated} | set(local)
+    torch_index = None
     if any(route.index == TORCH for route in routes):
+        torch_index = named(TORCH, f"{settings.torch_index.rstrip('/')}/{plan.variant}")
         exempt |= set(TORCH_INDEX_NAMES)
     builds = {_normal(name) for name in plan.source_only} - have
     return Problem(
@@ -161,7 +164,7 @@ def make_problem(
         requests=_free_requests(plan, local),
         constraints=plan.constraints,
         routes=routes,
-        indexes=tuple(indexes),
+        torch_index=torch_index,
         as_of=None if settings.no_index else plan.as_of,  # a folder of wheels is its own cut-off
         exempt=frozenset(exempt),
         builds=frozenset(builds),

@@ -141,6 +141,13 @@ def message(words: str, limit: int = 2000) -> str:
     return text if len(text) <= limit else text[: limit - 4] + " ..."
 
 
+def reason(words: str) -> str:
+    """Why there is no solution: uv's sentences without the frame around them."""
+    text = re.sub(r"^No solution found when resolving dependencies:?\s*", "", message(words))
+    text = re.sub(r"^\s*(?:cause:|╰─▶)\s*", "", text).partition("\nhint:")[0]
+    return "\n".join(line.strip() for line in text.splitlines())
+
+
 def refused(words: str) -> str | None:
     """The address of an index that asked for other credentials, if uv mentions one."""
     found = re.search(r"An index(?: URL)? \((\S+?)\) (?:returned a 403|could not be queried)", words)
@@ -180,7 +187,7 @@ def explain_failure(result: UvResult, settings: PipSettings) -> EnvforgeError:
             id="index-login",
         )
     if "No solution found" in words:
-        return ConflictError(f"the closure of these versions does not solve; uv says:\n{said}")
+        return ConflictError(f"the closure of these versions does not solve; uv says:\n{reason(words)}")
     if _MISMATCH.search(words):
         return HashMismatchError(
             f"a download is not what the lock records:\n{said}",

@@ -1,8 +1,9 @@
 """What pip is told on this machine, in a form that uv can be told: uv does not read pip's configuration.
 
-pip's files and `PIP_*` variables are read here with pip's own places and order (the tests compare with `pip config
-list`; asking pip itself costs half a second per call). Where the user told uv the same thing (`UV_DEFAULT_INDEX`,
-`UV_INDEX`, `UV_FIND_LINKS`), that wins. Everything else of uv's own (`UV_*`, uv.toml) is left to uv.
+pip's files and `PIP_*` variables are read here with pip's own places and order. pip itself is not asked: that costs
+half a second, and `pip config list` prints the files by name, so that which of two values counts cannot be told from it
+(the tests compare with pip's option parser). Where the user told uv the same thing (`UV_DEFAULT_INDEX`, `UV_INDEX`,
+`UV_FIND_LINKS`), that wins. Everything else of uv's own (`UV_*`, uv.toml) is left to uv.
 
 User names and passwords in index addresses travel in environment variables only, never in arguments, files or messages.
 """
@@ -21,6 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 from envforge.errors import DataError
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
+SHARED = (Path("/etc"),)  # pip reads /etc/pip.conf besides the XDG folders
 _TRUE = {"1", "true", "t", "yes", "y", "on"}
 # Everything up to the last "@" before the path: a password may hold an unquoted "@".
 _USERINFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
@@ -142,7 +144,7 @@ def config_files(env: Mapping[str, str], prefix: str = sys.prefix) -> list[Path]
         user = user if user.is_dir() else home / ".config" / "pip"
     else:
         shared = [Path(part) / "pip" for part in (env.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep) if part]
-        shared.append(Path("/etc"))
+        shared += SHARED
         user = Path(env.get("XDG_CONFIG_HOME") or home / ".config") / "pip"
     files = [folder / "pip.conf" for folder in shared]
     if not (own and Path(own).exists()):  # pip leaves the user's files out when it is given one
@@ -209,7 +211,6 @@ class NamedIndex:
     name: str
     url: str
     default: bool = False
-    explicit: bool = False
     user: str | None = None
     password: str | None = None
 
@@ -221,10 +222,10 @@ class NamedIndex:
         return {f"{stem}_USERNAME": self.user, **({f"{stem}_PASSWORD": self.password} if self.password else {})}
 
 
-def named(name: str, url: str, *, default: bool = False, explicit: bool = False) -> NamedIndex:
+def named(name: str, url: str, *, default: bool = False) -> NamedIndex:
     """An index from an address that may hold credentials."""
     address, user, password = split_credentials(url)
-    return NamedIndex(name, address, default, explicit, user, password)
+    return NamedIndex(name, address, default, user, password)
 
 
 def named_indexes(settings: PipSettings) -> tuple[NamedIndex, ...]:
