@@ -119,7 +119,49 @@ class _Grid:
         place = {(row, column): (i, j) for i, row in enumerate(rows) for j, column in enumerate(columns)}
         self.bad = {place[cell]: error for cell, error in matrix.cells.items() if error is not None}
         self.good = {place[cell] for cell, error in matrix.cells.items() if error is None}
+        known = dict.fromkeys(self.bad, False) | dict.fromkeys(self.good, True)
+        known |= {cell: False for cell in place.values() if cell not in known and self._stated(cell)}
+        for one_sided in (False, True):
+            while filled := self._fill(known, [cell for cell in place.values() if cell not in known], one_sided):
+                known |= filled
+        # A range must not hold these: what works, and what was not run and is not known to fail.
+        self.open = {cell for cell in place.values() if known.get(cell, True)}
         self.boxes: list[Box] | None = None
+
+    def _stated(self, cell: tuple[int, int]) -> bool:
+        return any(self._touches(region, [cell]) for region in self.matrix.declared)
+
+    def _fill(
+        self, known: Mapping[tuple[int, int], bool], cells: Sequence[tuple[int, int]], one_sided: bool
+    ) -> dict[tuple[int, int], bool]:
+        """What cells that were not run count as: like the nearest known ones on both sides, where those agree.
+
+        one_sided: beyond the outermost known cell of a row or column, where there is a neighbour on one side only.
+        """
+        found = {}
+        for i, j in cells:
+            sides = (
+                (
+                    self._nearest(known, ((i, k) for k in range(j - 1, -1, -1))),
+                    self._nearest(known, ((i, k) for k in range(j + 1, len(self.columns)))),
+                ),
+                (
+                    self._nearest(known, ((k, j) for k in range(i - 1, -1, -1))),
+                    self._nearest(known, ((k, j) for k in range(i + 1, len(self.rows)))),
+                ),
+            )
+            if one_sided:
+                words = {one for pair in sides if None in pair for one in pair if one is not None}
+            else:
+                words = {one for one, other in sides if one is not None and one == other}
+            if len(words) == 1:
+                found[(i, j)] = words.pop()
+        return found
+
+    @staticmethod
+    def _nearest(known: Mapping[tuple[int, int], bool], cells: Iterable[tuple[int, int]]) -> bool | None:
+        """Whether the first known cell works; None when none is known."""
+        return next((known[cell] for cell in cells if cell in known), None)
 
     def inside(self, box: Box) -> set[tuple[int, int]]:
         """Failing cells in a box."""
@@ -127,13 +169,13 @@ class _Grid:
         return {(i, j) for i, j in self.bad if top <= i <= bottom and first <= j <= last}
 
     def clean_boxes(self) -> list[Box]:
-        """Every box without a working cell that cannot grow in columns, for every span of rows."""
+        """Every box of failing cells that cannot grow in columns, for every span of rows."""
         if self.boxes is None:
             self.boxes = []
             for top in range(len(self.rows)):
                 blocked: set[int] = set()
                 for bottom in range(top, len(self.rows)):
-                    blocked |= {j for i, j in self.good if i == bottom}
+                    blocked |= {j for i, j in self.open if i == bottom}
                     start = 0
                     for stop in [*sorted(blocked), len(self.columns)]:
                         if start < stop and self.inside((top, bottom, start, stop - 1)):
@@ -144,8 +186,8 @@ class _Grid:
     def block(self, cells: set[tuple[int, int]]) -> Block:
         """The ranges around some failing cells, with their edges placed between the measured releases."""
         top, bottom, first, last = _hull(cells)
-        cross_rows = {i: any(first <= j <= last for r, j in self.good if r == i) for i in range(len(self.rows))}
-        cross_columns = {j: any(top <= i <= bottom for i, c in self.good if c == j) for j in range(len(self.columns))}
+        cross_rows = {i: any(first <= j <= last for r, j in self.open if r == i) for i in range(len(self.rows))}
+        cross_columns = {j: any(top <= i <= bottom for i, c in self.open if c == j) for j in range(len(self.columns))}
         regions = [region for region in self.matrix.declared if self._touches(region, cells)]
         return Block(
             rows=_range(self.rows, top, bottom, cross_rows, [SpecifierSet(r[self.matrix.row]) for r in regions]),
