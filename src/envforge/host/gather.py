@@ -22,13 +22,14 @@ NVML_LIMIT = 6.0
 SMI_LIMIT = 10.0
 ENGINE_LIMIT = 2.0
 
+NVML_CHILD = Path(__file__).with_name("nvml_child.py")
+
 _FILES = {
     "proc_driver_nvidia_version": "proc/driver/nvidia/version",
     "sys_module_nvidia_version": "sys/module/nvidia/version",
     "proc_version": "proc/version",
     "os-release": "etc/os-release",
     "nv_tegra_release": "etc/nv_tegra_release",
-    "meminfo": "proc/meminfo",
 }
 # Where nvidia-smi lies when it is not on PATH: WSL, and nodes that mount the driver (container-optimised systems).
 _SMI_PLACES = ("/usr/lib/wsl/lib", "/usr/local/nvidia/bin", "/opt/nvidia/bin", "/home/kubernetes/bin/nvidia/bin")
@@ -57,7 +58,7 @@ def gather(*, engine: bool = True, everything: bool = False, env: Mapping[str, s
 
     first: dict[str, Child] = {}
     if sys.executable:
-        first["nvml"] = Child((sys.executable, str(Path(__file__).with_name("nvml_child.py"))), NVML_LIMIT)
+        first["nvml"] = Child((sys.executable, str(NVML_CHILD)), NVML_LIMIT)
     if engine:
         first.update({name: Child(argv, ENGINE_LIMIT) for name, argv in _ENGINES.items() if shutil.which(argv[0])})
     outcomes = run_children(first, env)
@@ -116,6 +117,9 @@ def _read_files(root: Path) -> dict[str, str]:
             record[name] = text
     if "os-release" not in record and (text := _read(root / "usr/lib/os-release")) is not None:
         record["os-release"] = text
+    total = [line for line in (_read(root / "proc/meminfo") or "").splitlines() if line.startswith("MemTotal:")]
+    if total:
+        record["meminfo"] = total[0] + "\n"
     if (pci := list_pci(root / "sys/bus/pci/devices")) is not None:
         record["lspci.txt"] = pci
     with contextlib.suppress(OSError):

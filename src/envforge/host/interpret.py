@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +13,11 @@ from envforge.host.facts import FactSource, GpuFacts, HostFacts, Process, Record
 from envforge.host.pci import read_lspci
 from envforge.host.problems import Situation, find_problems
 from envforge.host.record import clean
-from envforge.host.smi import Lost, Smi, merge, read_smi, scan_messages
-from envforge.host.text import bus, driver, number
+from envforge.host.smi import NVML_CODES, Lost, Smi, merge, read_smi, scan_messages
+from envforge.host.text import branch, bus, driver, number
 
-# (name as the driver prints it, MiB) -> the whole name where it was cut, and the compute capability; None: unknown.
-FindGpu = Callable[[str, int | None], tuple[str, str | None]]
+# (name as the driver prints it, also cut short; MiB) -> the compute capability, None where it is not known.
+FindGpu = Callable[[str, int | None], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,9 @@ def interpret(record: Record, override: Override | None = None, find_gpu: FindGp
     for lost in nvml.lost:
         if all(row.where != lost.where for row in smi.lost):
             smi.lost.append(lost)
-    if nvml.error:
-        scan_messages(f"Failed to initialize NVML: {nvml.error}" if nvml.code != 12 else nvml.error, smi)
+    if nvml.error and nvml.code is not None:
+        scan_messages(nvml.error, smi)
+        smi.flags.update(filter(None, ["nvml-failed" if nvml.code != 12 else None, NVML_CODES.get(nvml.code)]))
         smi.library = smi.library or nvml.library
     gpus = _gpus(nvml, smi, find_gpu)
 
@@ -104,9 +106,10 @@ def interpret(record: Record, override: Override | None = None, find_gpu: FindGp
         smi_rc=_rc(record.get("nvidia-smi.rc")),
         nvml_rc=_rc(record.get("nvml.rc")),
         smi_text=record.get("nvidia-smi.txt", "") or record.get("nvidia-smi-query.csv", ""),
-        cuda_word=nvml.cuda_error if nvml.driver else (smi.cuda_word if cuda is None else None),
+        cuda_word=_unreadable_cuda(nvml, smi) if cuda is None else None,
         pci_listed=listed,
         pci=tuple(devices),
+        device_nodes=bool(re.search(r"nvidia\d", record["dev_nvidia"])) if "dev_nvidia" in record else None,
         nouveau="nouveau" in record.get("lspci.txt", "").lower(),
         env=env,
         wsl=wsl,
@@ -152,6 +155,13 @@ def apply_override(facts: HostFacts, override: Override) -> HostFacts:
     )
 
 
+def _unreadable_cuda(nvml: _Nvml, smi: Smi) -> str | None:
+    """What stands where a CUDA version should; None when the driver is too old to tell one at all (before 410)."""
+    if nvml.driver:
+        return nvml.cuda_error if branch(nvml.driver) >= 410 else None
+    return smi.cuda_word
+
+
 def _recorded_override(env: dict[str, str]) -> Override | None:
     word = env.get("ENVFORGE_DRIVER", "").strip()
     if word.lower() == "none":
@@ -169,9 +179,8 @@ def _gpus(nvml: _Nvml, smi: Smi, find_gpu: FindGpu | None) -> tuple[GpuFacts, ..
     gpus = []
     for index in sorted(rows):
         gpu = rows[index]
-        if gpu.name and (gpu.sm is None or gpu.name.endswith("...")) and find_gpu:
-            name, sm = find_gpu(gpu.name, gpu.memory_mib)
-            gpu = replace(gpu, name=name, sm=gpu.sm or sm)
+        if gpu.name and gpu.sm is None and find_gpu:
+            gpu = replace(gpu, sm=find_gpu(gpu.name, gpu.memory_mib))
         if gpu.name and _is_vgpu(gpu.name):
             gpu = replace(gpu, vgpu=True)
         gpus.append(gpu)

@@ -84,7 +84,7 @@ keep proc_version /proc/version
 keep os-release /etc/os-release
 [ -s "$staging/os-release" ] || keep os-release /usr/lib/os-release
 keep nv_tegra_release /etc/nv_tegra_release
-keep meminfo /proc/meminfo
+grep '^MemTotal:' /proc/meminfo >"$staging/meminfo" 2>/dev/null
 uname -m >"$staging/arch"
 env | grep -E '^(@ENV_NAMES@)=' >"$staging/env"
 ls -d /dev/nvidia* 2>/dev/null | sed 's,^/dev/,,' >"$staging/dev_nvidia"

@@ -42,6 +42,7 @@ class Situation:
     cuda_word: str | None
     pci_listed: bool
     pci: tuple[PciGpu, ...]
+    device_nodes: bool | None
     nouveau: bool
     env: Mapping[str, str]
     wsl: bool
@@ -109,7 +110,7 @@ def _no_gpu(at: Situation) -> Iterator[Problem]:
         return
     if lost:
         return
-    no_devices = "no-devices" in at.smi.flags or at.nvml_started
+    no_devices = "no-devices" in at.smi.flags or at.nvml_started or (at.smi_rc == 6 and not at.smi_text.strip())
     if at.slurm and not at.slurm_gave_gpu and (at.hidden or no_devices or not at.module_loaded or at.asked):
         yield _no_allocation()
         if not at.module_loaded and not no_devices:
@@ -156,7 +157,7 @@ def _no_answer(at: Situation) -> Iterator[Problem]:
         )
     elif at.container and (at.smi_rc in (None, *_NOT_FOUND, 9, 12) or "no-library" in flags or "nvml-failed" in flags):
         yield _container_without_gpu(at)
-    elif "no-library" in flags or at.smi_rc in (None, 12, *_NOT_FOUND) or "no-program" in flags:
+    elif flags & {"no-library", "no-program"} or (at.smi_rc in (None, 12, *_NOT_FOUND) and "nvml-failed" not in flags):
         yield Problem(
             "driver-library-missing",
             f"the kernel module {at.module or at.driver or ''} is loaded, but the driver's user-space part "
@@ -254,7 +255,17 @@ def _no_allocation() -> Problem:
 def _no_devices(at: Situation) -> Problem:
     """The driver answers and lists nothing."""
     version = f"driver {at.driver or at.module} is loaded" if at.driver or at.module else "a driver is loaded"
-    if at.container and (not at.pci or at.env.get("NVIDIA_VISIBLE_DEVICES", "all").lower() in ("", "none", "void")):
+    if at.wsl:
+        return Problem(
+            "gpu-not-initialised",
+            f"{version} on Windows, but WSL lists no GPU",
+            "update the NVIDIA driver on Windows, run `wsl --update` and `wsl --shutdown`, and start WSL again",
+        )
+    if at.container and (
+        not at.pci
+        or at.device_nodes is False
+        or at.env.get("NVIDIA_VISIBLE_DEVICES", "all").lower() in ("", "none", "void")
+    ):
         return _container_without_gpu(at)
     if at.pci_listed and not at.pci:
         return Problem(

@@ -51,7 +51,7 @@ ENV_NAMES = (
     "SLURM_GPUS_ON_NODE",
     "WSL_DISTRO_NAME",
 )
-MAX_BYTES = 2_000_000
+MAX_BYTES = 1_000_000
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _PLAIN = re.compile(r"[\n\t\x20-\x7e]*")
 _HINT = "make one with: envforge detect --record DIR, or with the shell probe that envforge detect --script prints"

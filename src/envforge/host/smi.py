@@ -20,13 +20,15 @@ QUERY: tuple[str, ...] = (
     "pci.bus_id",
 )
 
+MAX_LINE = 400  # no line of nvidia-smi is longer; keeps the patterns quick on garbage
+
 # How nvidia-smi words a failure -> the flag that `problems` decides by.
 _MESSAGES = {
     "mismatch": r"driver/library version mismatch|api mismatch",
     "no-devices": r"no devices (?:were )?found",
     "no-driver": r"couldn.?t communicate with the nvidia driver|driver (?:is )?not loaded|driver is not installed",
-    "no-library": r"couldn.?t find libnvidia-ml|libnvidia-ml\.so\S*: cannot open|shared library not found",
-    "no-program": r"nvidia-smi\S*: (?:command )?not found|nvidia-smi\S*: no such file",
+    "no-library": r"couldn.?t find libnvidia-ml|libnvidia-ml\.so\S{0,40}: cannot open|shared library not found",
+    "no-program": r"nvidia-smi\S{0,9}: (?:command )?not found|nvidia-smi\S{0,9}: no such file",
     "no-permission": r"failed to initialize nvml: insufficient permissions",
     "blocked": r"gpu access blocked by the operating system",
     "nvml-unknown": r"failed to initialize nvml: unknown error",
@@ -38,13 +40,13 @@ _MESSAGES = {
 }
 _FLAGS = {flag: re.compile(pattern, re.IGNORECASE) for flag, pattern in _MESSAGES.items()}
 _LOST = re.compile(
-    r"unable to determine the device handle for\s*(?:gpu)?\s*\d{0,4}?\s*:?\s*"
-    r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s*:?\s*([^\n]*)",
+    r"unable to determine the device handle for\s{0,4}(?:gpu)?\s{0,4}\d{0,4}?\s{0,4}:?\s{0,4}"
+    r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s{0,4}:?([^\n]{0,200})",
     re.IGNORECASE,
 )
-_BANNER_DRIVER = re.compile(r"\b(?:driver|kmd) version\s*:\s*([^\s|]+)", re.IGNORECASE)
-_BANNER_CUDA = re.compile(r"\bcuda(?: umd)? version\s*:\s*([^\s|]+)", re.IGNORECASE)
-_LIBRARY = re.compile(r"nvml library version\s*:\s*(\S+)", re.IGNORECASE)
+_BANNER_DRIVER = re.compile(r"\b(?:driver|kmd) version\s{0,40}:\s{0,40}([^\s|]{1,40})", re.IGNORECASE)
+_BANNER_CUDA = re.compile(r"\bcuda(?: umd)? version\s{0,40}:\s{0,40}([^\s|]{1,40})", re.IGNORECASE)
+_LIBRARY = re.compile(r"nvml library version\s{0,9}:\s{0,9}(\S{1,40})", re.IGNORECASE)
 _API = re.compile(
     r"client has the version (\d+\.[\d.]*\d).{0,200}?kernel module has the version (\d+\.[\d.]*\d)", re.DOTALL
 )
@@ -62,6 +64,19 @@ _UNTOLD = re.compile(
     r"\[?(?:n/a|not supported|not available|no data|unknown.*|err!|insufficient permissions)?\]?$", re.I
 )
 _FAILED = re.compile(r"\[?(?:unknown error|err!)\]?$", re.I)
+
+
+# NVML's own error numbers for the same failures.
+NVML_CODES = {
+    4: "no-permission",
+    9: "no-driver",
+    12: "no-library",
+    15: "lost",
+    16: "reset",
+    17: "blocked",
+    18: "mismatch",
+    999: "nvml-unknown",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +126,7 @@ def scan_table(text: str, smi: Smi) -> None:
     errors = 0
     part = "gpus"
     for line in text.splitlines():
+        line = line[:MAX_LINE]
         low = line.lower()
         if "mig devices:" in low:
             part, current = "mig", None
@@ -155,7 +171,7 @@ def scan_query(text: str, smi: Smi) -> None:
     drivers: list[str] = []
     rows: dict[int, GpuFacts] = {}
     for line in text.splitlines():
-        cells = [cell.strip().strip('"').strip() for cell in line.split(",")]
+        cells = [cell.strip().strip('"').strip() for cell in line[:MAX_LINE].split(",")]
         if cells[0].lower() == "index":
             columns = tuple(re.sub(r"\s*\[.*", "", cell).lower() for cell in cells)
             continue
@@ -204,9 +220,12 @@ def _failed_row(row: dict[str, str]) -> str | None:
 
 def scan_list(text: str, smi: Smi) -> None:
     """`nvidia-smi -L`: whole names, which the table cuts short."""
+    known = bool(smi.gpus or smi.lost)
     for line in text.splitlines():
-        if row := _LIST.match(line):
+        if row := _LIST.match(line[:MAX_LINE]):
             index = int(row[1])
+            if known and index not in smi.gpus:
+                continue  # the other outputs found it lost
             smi.gpus[index] = replace(smi.gpus.get(index, GpuFacts(index)), name=row[2])
 
 
@@ -232,7 +251,7 @@ def read_smi(plain: str, query: str, listing: str) -> Smi:
         scan_messages(text, smi)
     scan_table(plain, smi)
     scan_query(query, smi)
-    scan_list(listing, smi)
+    scan_list(listing or plain, smi)
     return smi
 
 

@@ -25,7 +25,7 @@ def read_module(text: str) -> Module:
     """/proc/driver/nvidia/version: the first dotted number after "Module"; the line below it is the compiler's."""
     line = next((line for line in text.splitlines() if "module" in line.lower() and "gcc" not in line.lower()[:4]), "")
     line = line or next((line for line in text.splitlines() if "nvrm" in line.lower()), "") or first_line(text)
-    tail = re.split(r"module", line, maxsplit=1, flags=re.IGNORECASE)[-1]
+    tail = re.split(r"module", line[:400], maxsplit=1, flags=re.IGNORECASE)[-1]
     return Module(driver(dotted(tail)), "open kernel module" in line.lower() if line else None)
 
 
