@@ -96,7 +96,8 @@ def load_plan(text: str, where: str = "plan.json") -> Plan:
         data = json.loads(text)
         if data.pop("schema") != SCHEMA:
             raise ValueError("unknown schema")
-        data["target"] = Target(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["target"].items()})
+        target: dict[str, Any] = data["target"]
+        data["target"] = Target(**{**target, "sm": tuple(target["sm"]), "hosts": tuple(target["hosts"])})
         data["reasons"] = {name: tuple(Reason(**row) for row in rows) for name, rows in data["reasons"].items()}
         data["warnings"] = tuple(Warning_(**row) for row in data["warnings"])
         data["extras"] = {name: tuple(extras) for name, extras in data["extras"].items()}

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from envforge.errors import EnvforgeError
 from envforge.resolver.versions import ABSENT, Domain
@@ -60,7 +60,7 @@ class Row:
     """
 
     terms: Terms
-    origin: object = None
+    origin: Any = None
     activates: str | None = None
 
 
@@ -218,8 +218,7 @@ class _Search:
         for row in rows:
             terms = self._terms(row)
             if terms is not None:
-                activates = -1 if row.activates is None else self.numbers[row.activates]
-                prepared.append((terms, activates, row))
+                prepared.append((terms, self._activates(row), row))
         prepared.sort(key=lambda item: item[:2])
         previous: tuple[object, int] | None = None
         kept: list[tuple[list[tuple[int, int]], int, Row]] = []
@@ -262,13 +261,19 @@ class _Search:
             except KeyError:
                 raise ValueError(f"a row names {name}, which has no domain: {row}") from None
             merged[number] = mask & merged.get(number, self.fulls[number])
-        if row.activates is not None:
-            number = self.numbers.get(row.activates, -1)
-            if number not in merged or not merged[number] & ABSENT:
-                raise ValueError(f"a row that activates {row.activates} must forbid its absence: {row}")
         if 0 in merged.values():
             return None
         return sorted((number, mask) for number, mask in merged.items() if mask != self.fulls[number])
+
+    def _activates(self, row: Row) -> int:
+        """The variable that a row activates, or -1. A package that asks for itself is there already: no activation."""
+        if row.activates is None:
+            return -1
+        masks = [mask for name, mask in row.terms if name == row.activates]
+        absent = [mask & ABSENT for mask in masks]
+        if not any(absent):
+            raise ValueError(f"a row that activates {row.activates} must forbid its absence: {row}")
+        return self.numbers[row.activates] if all(absent) else -1
 
     def _watch(self, clause: _Clause, term: int, outside: int) -> None:
         """Let `clause` wait at the newest value of `outside`, the values that keep its term from holding."""
