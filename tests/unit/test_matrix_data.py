@@ -14,11 +14,14 @@ from envforge.matrix.model import Source, TorchBuild
 from envforge.matrix.releases import load_releases
 
 MATRIX = load_matrix(use_cache=False)
+# fmt: off
 WANTED = (
-    "torch torchvision torchaudio triton numpy transformers tokenizers huggingface-hub datasets accelerate peft trl "
-    "bitsandbytes deepspeed xformers flash-attn liger-kernel torchao unsloth unsloth-zoo xtuner mmengine vllm lmdeploy "
-    "sentencepiece safetensors axolotl llamafactory ms-swift"
-).split()  # noqa: SIM905
+    "torch", "torchvision", "torchaudio", "triton", "numpy", "transformers", "tokenizers", "huggingface-hub",
+    "datasets", "accelerate", "peft", "trl", "bitsandbytes", "deepspeed", "xformers", "flash-attn", "liger-
+    kernel", "torchao", "unsloth", "unsloth-zoo", "xtuner", "mmengine", "vllm", "lmdeploy", "sentencepiece",
+    "safetensors", "axolotl", "llamafactory", "ms-swift",
+)
+# fmt: on
 
 
 def rows() -> list[object]:
