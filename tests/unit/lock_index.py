@@ -9,15 +9,22 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import tarfile
 import threading
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import unquote
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+import pytest
+from packaging.utils import canonicalize_name
+
+from envforge.lock.settings import PipSettings
+from envforge.resolver.plan import Plan, Target
 
 
 def metadata(name: str, version: str, requires: tuple[str, ...] = (), requires_python: str | None = None) -> str:
@@ -90,6 +97,21 @@ class StandIn:
         modern = index == "simple"
         text = metadata(name, version, requires, python) if modern else None
         made = File(filename, data, uploaded if modern else None, python, text, hashed)
+        self.files.setdefault(index, {}).setdefault(canonicalize_name(name), []).append(made)
+        return made
+
+    def add_source(self, index: str, name: str, version: str, setup: str) -> File:
+        """A source archive whose setup.py begins with `setup`."""
+        stem = f"{name.replace('-', '_')}-{version}"
+        call = f"from setuptools import setup\nsetup(name={name!r}, version={version!r}, py_modules=[])\n"
+        info = metadata(name, version).replace("2.1", "1.2", 1)
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+            for path, text in {f"{stem}/setup.py": setup + call, f"{stem}/PKG-INFO": info}.items():
+                member = tarfile.TarInfo(path)
+                member.size = len(text.encode())
+                archive.addfile(member, io.BytesIO(text.encode()))
+        made = File(f"{stem}.tar.gz", buffer.getvalue(), "2024-01-01T00:00:00Z", None, None)
         self.files.setdefault(index, {}).setdefault(canonicalize_name(name), []).append(made)
         return made
 
@@ -208,7 +230,7 @@ class StandIn:
                 if made.requires_python:
                     row["requires-python"] = made.requires_python
                 rows.append(row)
-            versions = sorted({str(parse_wheel_filename(made.name)[1]) for made in listed})
+            versions = sorted({made.name.split("-")[1].removesuffix(".tar.gz") for made in listed})
             page = {"meta": {"api-version": "1.1"}, "name": name, "files": rows, "versions": versions}
             return json.dumps(page).encode(), "application/vnd.pypi.simple.v1+json"
         links = "".join(
@@ -217,3 +239,29 @@ class StandIn:
             for made in listed
         )
         return f"<!DOCTYPE html><html><body>\n{links}</body></html>".encode(), "text/html"
+
+
+def settings_for(stand_in: StandIn, **changes: Any) -> PipSettings:
+    """pip's settings that name the stand-in as default index and as the PyTorch index's root, with short patience."""
+    base = PipSettings(index_url=f"{stand_in.url}/simple", torch_index=f"{stand_in.url}/whl", timeout=5)
+    return replace(base, **changes)
+
+
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings of the machine, no proxy, caches of its own, one retry."""
+    for name in list(os.environ):
+        if name.startswith(("PIP_", "UV_")) or name.lower().endswith("_proxy") or name == "SSL_CERT_FILE":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    monkeypatch.setenv("ENVFORGE_CACHE_DIR", str(tmp_path / "envforge-cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "config-dirs"))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "1")
+
+
+def make_plan(pins: dict[str, str], variant: str = "cu126", python: str = "3.11", **changes: Any) -> Plan:
+    """A plan by hand; requests are the pins' names unless given."""
+    changes.setdefault("requests", tuple(sorted(pins)))
+    return Plan(
+        python=python, variant=variant, tier="cpu", pins=pins, target=Target("x86_64", "2.36", None, None), **changes
+    )
