@@ -17,8 +17,8 @@ MATRIX = load_matrix(use_cache=False)
 # fmt: off
 WANTED = (
     "torch", "torchvision", "torchaudio", "triton", "numpy", "transformers", "tokenizers", "huggingface-hub",
-    "datasets", "accelerate", "peft", "trl", "bitsandbytes", "deepspeed", "xformers", "flash-attn", "liger-
-    kernel", "torchao", "unsloth", "unsloth-zoo", "xtuner", "mmengine", "vllm", "lmdeploy", "sentencepiece",
+    "datasets", "accelerate", "peft", "trl", "bitsandbytes", "deepspeed", "xformers", "flash-attn",
+    "liger-kernel", "torchao", "unsloth", "unsloth-zoo", "xtuner", "mmengine", "vllm", "lmdeploy", "sentencepiece",
     "safetensors", "axolotl", "llamafactory", "ms-swift",
 )
 # fmt: on
