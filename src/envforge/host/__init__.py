@@ -7,8 +7,8 @@ into facts. So a folder from a node without Python and this machine are understo
 from __future__ import annotations
 
 from envforge.host.facts import SCHEMA, Engine, GpuFacts, HostFacts, Problem, Process, Record, to_json
-from envforge.host.gather import gather
-from envforge.host.interpret import Override, apply_override, interpret
+from envforge.host.live import gather
+from envforge.host.reading import Override, apply_override, interpret
 from envforge.host.record import check_new_folder, read_record, write_record
 from envforge.host.script import probe_script
 

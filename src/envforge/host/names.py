@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from envforge.host.interpret import FindGpu
+    from envforge.host.reading import FindGpu
     from envforge.matrix.model import Gpu, Matrix
 
 CUT = "..."

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Probe of envforge: writes what a machine says about its GPUs into a folder, for `envforge detect --recorded DIR`.
 #   sh probe.sh [DIR]    writes DIR (default: envforge-record), which must not exist or be empty
-#   sh probe.sh -        writes a tar of such a folder to stdout: kubectl exec POD -- sh -s - < probe.sh | tar x
+#   sh probe.sh -        writes a tar of such a folder to stdout: kubectl exec -i POD -- sh -s -- - < probe.sh | tar x
 # POSIX sh and the usual small tools only; sends nothing anywhere, and of the environment it keeps the names below.
 
 LC_ALL=C
