@@ -41,7 +41,7 @@ class UvResult:
     @property
     def unsolvable(self) -> bool:
         """uv looked at all the metadata it needed and found no answer."""
-        return self.code != 0 and "No solution found" in self.words and not refused(self.words)
+        return self.code != 0 and _no_solution(self.words) and not refused(self.words)
 
 
 def find_uv(uv: str | Path | None = None) -> str:
@@ -148,6 +148,11 @@ def reason(words: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines())
 
 
+def _no_solution(words: str) -> bool:
+    """The closure itself has none (a build whose own needs do not solve says so further down)."""
+    return message(words).startswith("No solution found when resolving dep")
+
+
 def refused(words: str) -> str | None:
     """The address of an index that asked for other credentials, if uv mentions one."""
     found = re.search(r"An index(?: URL)? \((\S+?)\) (?:returned a 403|could not be queried)", words)
@@ -157,14 +162,15 @@ def refused(words: str) -> str | None:
 _MISMATCH = re.compile(r"[Hh]ash(?:es)? mismatch|[Hh]ash mismatch|failed to verify|expected hash", re.IGNORECASE)
 _TLS = re.compile(r"certificate|UnknownIssuer|InvalidContentType|tls|handshake", re.IGNORECASE)
 _UNREACHED = re.compile(
-    r"Failed to fetch|Request failed|error sending request|Failed to download|unexpected JSON|timed out|dns error|"
-    r"Connection refused|error decoding response|Could not connect|Network is unreachable|Failed to (?:read|extract)|"
-    r"connectivity is disabled|Unable to parse|error reading a body|Received some unexpected",
+    r"Failed to fetch|Request failed|error sending request|unexpected JSON|timed out|dns error|Connection refused|"
+    r"error decoding response|Could not connect|Network is unreachable|connectivity is disabled|reading a body",
     re.IGNORECASE,
 )
 _BUILD = re.compile(
-    r"Failed to build|build backend|Build backend|Failed to resolve requirements from `setup", re.IGNORECASE
+    r"Failed to (?:download and )?build|build backend|Failed to resolve requirements from `(?:setup|build)",
+    re.IGNORECASE,
 )
+_CUT = re.compile(r"Failed to (?:download|read|extract)|Unable to parse", re.IGNORECASE)
 _FULL = re.compile(r"No space left on device|os error 28|Disk quota exceeded")
 
 
@@ -186,20 +192,21 @@ def explain_failure(result: UvResult, settings: PipSettings) -> EnvforgeError:
             "put the credentials where pip has them (index-url with user and password, netrc or keyring)",
             id="index-login",
         )
-    if "No solution found" in words:
+    if _no_solution(words):
         return ConflictError(f"the closure of these versions does not solve; uv says:\n{reason(words)}")
     if _MISMATCH.search(words):
         return HashMismatchError(
             f"a download is not what the lock records:\n{said}",
             "if the index replaced the file on purpose, lock again; otherwise distrust the index or the mirror",
         )
-    if _BUILD.search(words):
+    unreached = _UNREACHED.search(words)
+    if _BUILD.search(words) and not unreached:
         return OutsideError(
             f"building a source archive failed:\n{said}",
             "install what its build needs, or give a ready wheel through --wheelhouse",
             id="build",
         )
-    if _UNREACHED.search(words):
+    if unreached or _CUT.search(words):
         found = re.search(r"https?://[^\s`)\"']+", words)
         where = index_name(found[0], settings) if found else "a package index"
         if re.search(r"HTTP status (?:client|server) error", words):
