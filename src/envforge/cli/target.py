@@ -66,6 +66,7 @@ VariantOption = Annotated[
     str, typer.Option("--variant", metavar="cuXYZ|cpu|auto", help="Build of torch.", rich_help_panel=_PANEL)
 ]
 
+UNCOVERED = "jetson-l4t"  # has a GPU, but none that the wheels have code for
 MAX_HOST_BYTES = 5_000_000
 WAYS_ON = (
     'describe the target (--driver 550.54.15 --gpu "NVIDIA A100-SXM4-80GB", --host FILE or --fleet FILE), '
@@ -199,8 +200,10 @@ def read_host(path: Path, *, cpu: bool = False, driver: str | None = None) -> Ho
             hint = "output of nvidia-smi goes into a folder as nvidia-smi.txt; then give the folder"
         raise UsageError(f"{path} is not a host file of envforge: it is no JSON", hint) from error
     host = replace(parse_host(data, str(path)), name=path.absolute().stem or str(path))
-    if not host.has_gpu and host.source != "override" and not cpu:
-        _no_gpu(f"host {path}", _told(data.get("problems")))
+    problems = _told(data.get("problems"))
+    uncovered = any(text.startswith(UNCOVERED) for text in problems)
+    if (uncovered or not host.has_gpu) and host.source != "override" and not cpu:
+        _no_gpu(f"host {path}", problems)
     return host
 
 
@@ -243,7 +246,8 @@ def _this_machine() -> Host:
     from envforge.resolver.hosts import parse_host
 
     facts = find_facts()
-    if facts.source != "override" and not (facts.gpus and facts.driver):
+    uncovered = any(row.id == UNCOVERED for row in facts.problems)
+    if facts.source != "override" and (uncovered or not (facts.gpus and facts.driver)):
         _no_gpu("this machine", _problems(facts))
     return replace(parse_host(to_json(facts), "this machine"), name="this-machine")
 

@@ -37,9 +37,16 @@ def _models(matrix: Matrix, start: str) -> list[Gpu]:
     """Models with a name that begins like this one."""
     from envforge.matrix.gpus import names_of, squash
 
-    # The last word may be cut in its middle, so "GTX 108" is tried as the start of a word before it is taken for one.
-    for squashed in (squash(f"{start}zz").removesuffix("zz") if start[-1:].isalnum() else "", squash(start)):
-        found = [gpu for gpu in matrix.gpus if squashed and any(own.startswith(squashed) for own in names_of(gpu))]
+    # The last word may be cut in its middle: "GTX 108" is tried as the start of a word, then as whole words, and last
+    # without it ("RTX 3060 L" of a laptop part).
+    starts = [squash(f"{start}zz").removesuffix("zz") if start[-1:].isalnum() else "", squash(start)]
+    starts.append(squash(start.rpartition(" ")[0]))
+    for squashed in starts:
+        found = [
+            gpu
+            for gpu in matrix.gpus
+            if any(c.isdigit() for c in squashed) and any(own.startswith(squashed) for own in names_of(gpu))
+        ]
         if found:
             return found
     return []

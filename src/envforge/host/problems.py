@@ -75,6 +75,8 @@ class Situation:
 def find_problems(at: Situation) -> tuple[Problem, ...]:
     """All problems, the most basic first."""
     found = [*_no_gpu(at), *_with_gpus(at)]
+    if at.cuda_word and not at.l4t and (at.gpus or not found or found[0].id == "gpu-list-unreadable"):
+        found.append(_libcuda(at))
     if at.musl:
         found.append(
             Problem(
@@ -183,6 +185,9 @@ def _driver_missing(at: Situation) -> Problem:
             "WSL has no NVIDIA driver: under WSL the driver is installed on Windows, and its libraries appear in "
             "/usr/lib/wsl/lib",
             "install or update the NVIDIA driver on Windows (never a Linux driver inside WSL), then run "
+            "`wsl --update` and `wsl --shutdown`; if /usr/lib/wsl/lib is there, put it on the loader's path"
+            if "no-library" in at.smi.flags
+            else "install or update the NVIDIA driver on Windows (never a Linux driver inside WSL), then run "
             "`wsl --update` and `wsl --shutdown`",
         )
     if at.pci_listed and not at.pci:
@@ -209,13 +214,13 @@ def _driver_missing(at: Situation) -> Problem:
 
 
 def _mismatch(at: Situation) -> Problem:
-    library = at.smi.library or "another version"
-    module = at.module or "of another version"
+    library = at.smi.library or "of a version that is not told"
+    module = at.module or "of another one"
     again = "restart the container, and reboot the host if it was upgraded; " if at.container else ""
     return Problem(
         "driver-library-mismatch",
         f"the driver's user-space library is {library}, the loaded kernel module is {module}: the driver was upgraded "
-        "while the old module stayed loaded",
+        "and the old module stayed loaded",
         f"{again}reboot, or stop everything that uses the GPU and reload the nvidia modules "
         "(rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; modprobe nvidia)",
     )
@@ -324,8 +329,6 @@ def _with_gpus(at: Situation) -> Iterator[Problem]:
     """GPUs answer; what may still keep CUDA from using them."""
     if not at.gpus or at.l4t:
         return
-    if at.cuda_word:
-        yield _libcuda(at)
     if at.hidden:
         value = at.env.get("CUDA_VISIBLE_DEVICES", "")[:60]
         if at.slurm and not at.slurm_gave_gpu:

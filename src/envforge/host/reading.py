@@ -14,10 +14,15 @@ from envforge.host.pci import read_lspci
 from envforge.host.problems import Situation, find_problems
 from envforge.host.record import clean
 from envforge.host.smi import NVML_CODES, Lost, Smi, merge, read_smi, scan_messages
-from envforge.host.text import branch, bus, driver, number
+from envforge.host.text import branch, bus, driver
 
 # (name as the driver prints it, also cut short; MiB) -> the compute capability, None where it is not known.
 FindGpu = Callable[[str, int | None], str | None]
+
+
+# L4T numbers below this are no drivers that wheels know, also those that look like one (540.3.0 of R36); later releases
+# run the driver of the servers' branches.
+FIRST_SHARED_BRANCH = 560
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def interpret(record: Record, override: Override | None = None, find_gpu: FindGp
     version = found[0][1] if found else None
 
     l4t = system.l4t_release(record, version, [gpu.name for gpu in gpus if gpu.name])
-    if l4t and version and (number(version) or 0) < 100:
+    if l4t and branch(version) < FIRST_SHARED_BRANCH:
         version = None
     word = nvml.cuda or (smi.cuda_word or "")
     cuda = word if word.replace(".", "", 1).isdigit() and word.isascii() and len(word) < 8 else None
