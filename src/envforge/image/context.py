@@ -60,8 +60,13 @@ def make_context(
     address = content_address(plan, lock, spec, base, kind)
     parts = split_lock(lock.requirements, plan.source_only)
     labels = render.labels(plan, lock, spec, base, address, epoch)
-    dockerfile = render.render_dockerfile(plan, lock, spec, base, labels, dialect=dialect, compile_stage=compile_stage)
-    files: dict[str, ContextFile] = {"Dockerfile": _text(dockerfile)}
+    files: dict[str, ContextFile] = {}
+    dockerfile = ""
+    if kind == "image":
+        dockerfile = render.render_dockerfile(
+            plan, lock, spec, base, labels, dialect=dialect, compile_stage=compile_stage
+        )
+        files["Dockerfile"] = _text(dockerfile)
     for script in ("install.sh", "system.sh", "folders.sh"):
         files[f"build/scripts/{script}"] = ContextFile((render.TEMPLATES / "image" / script).read_bytes(), True)
     files["build/uv/uv"] = ContextFile(uv_binary(), True)

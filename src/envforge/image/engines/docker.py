@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import tarfile
@@ -334,11 +335,12 @@ class _BuildReader:
 def _step_name(text: str) -> str:
     """A step in a few words: what our scripts do, not their command lines."""
     if "install.sh" in text:
-        words = re.findall(r'"([^"]*)"', text[text.index("install.sh") - 1 :])
-        action = words[1] if len(words) > 1 else ""
-        if action in ("part", "compile"):
-            return f"installing {words[-1].rsplit('/', 1)[-1]}" if action == "part" else "compiling"
-        return {"env": "making the environment", "compiled": "taking over what was compiled"}.get(action, action)
+        words = json.loads(text[text.index('["') :]) if text.endswith("]") else []
+        action = words[2] if len(words) > 2 else ""
+        if action == "part":
+            return f"installing {words[-1].rpartition('/')[2]}"
+        named = {"env": "making the environment", "compile": "compiling", "compiled": "taking over what was compiled"}
+        return named.get(action, action)
     if "system.sh" in text:
         return "installing system packages"
     if "folders.sh" in text:

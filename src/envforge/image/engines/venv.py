@@ -98,13 +98,14 @@ class VenvEngine:
     def inspect(self, reference: str) -> ImageInfo | None:
         folder = Path(reference)
         try:
-            labels = json.loads((folder / "env" / MARKER).read_text(encoding="utf-8"))["labels"]
+            marker = json.loads((folder / "env" / MARKER).read_text(encoding="utf-8"))
+            labels, size = dict(marker["labels"]), int(marker["size"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
         # The environment may have been touched by hand since: what has no interpreter is not an environment.
         if not (folder / "env" / "bin" / "python").exists():
             return None
-        return ImageInfo(f"venv:{labels.get(LABEL_ADDRESS, '')}", (str(folder),), labels, _size(folder / "env"))
+        return ImageInfo(f"venv:{labels.get(LABEL_ADDRESS, '')}", (str(folder),), labels, size)
 
     def build(self, context: BuildContext, log: Path, progress: Progress = silent) -> ImageInfo:
         from filelock import FileLock
@@ -159,7 +160,8 @@ class VenvEngine:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(file.content if isinstance(file.content, bytes) else file.content.read_bytes())
         # The marker comes last: without it the folder is not an environment.
-        (env_folder / MARKER).write_text(json.dumps({"schema": 1, "labels": context.labels}), encoding="utf-8")
+        marker = {"schema": 1, "labels": context.labels, "size": _size(env_folder)}
+        (env_folder / MARKER).write_text(json.dumps(marker), encoding="utf-8")
 
     @staticmethod
     def _step(argv: list[str], environment: dict[str, str], log: Path, progress: Progress) -> None:

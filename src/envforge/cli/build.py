@@ -1,0 +1,250 @@
+"""envforge build: resolve, lock, build and prove; an environment that was built before is found, not built again."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from envforge.cli import target as t
+
+if TYPE_CHECKING:
+    from envforge.image.values import BuildResult, Event, InstallSource, Progress
+    from envforge.lock import Lock
+    from envforge.matrix.model import Base
+    from envforge.resolver.plan import Plan
+    from envforge.spec import Spec
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("build")(build)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the command line's words came to: one plan with its lock, and what building it needs."""
+
+    plan: Plan
+    lock: Lock
+    spec: Spec
+    source: InstallSource
+    bases: tuple[Base, ...]
+    project: Path | None
+    notes: tuple[str, ...] = ()
+
+
+def build(
+    request: Annotated[list[str] | None, typer.Argument(help="PEP 508 requirements, or a project folder.")] = None,
+    requirement: Annotated[list[Path] | None, typer.Option("--requirement", "-r", help="A requirements file.")] = None,
+    spec: Annotated[str | None, typer.Option(help="A ready-made stack by name, or an image.yaml.")] = None,
+    host: t.HostOption = None,
+    fleet: t.FleetOption = None,
+    driver: t.DriverOption = None,
+    gpu: t.GpuOption = None,
+    glibc: t.GlibcOption = None,
+    arch: t.ArchOption = None,
+    python: t.PythonOption = None,
+    variant: t.VariantOption = "auto",
+    engine: Annotated[str, typer.Option(help="auto, docker or venv.")] = "auto",
+    base: Annotated[str | None, typer.Option(help="Base image (venv: interpreter) instead of the matrix's.")] = None,
+    tag: Annotated[str | None, typer.Option(help="A second name for the image.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of a venv build.")] = None,
+    dialect: Annotated[str, typer.Option(help="buildkit, or plain for engines without it.")] = "buildkit",
+    wheelhouse: Annotated[Path | None, typer.Option(help="Folder of wheels to take first.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificate file (PEM) of the package index.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model for the proof: folder or hub id.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of the proof.")] = None,
+    network: Annotated[str | None, typer.Option(help="Network of the build steps (docker's names).")] = None,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Leave the proof out.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Build even if it is there.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Build the environment of a plan, and prove that it chats and trains."""
+    import json
+    import os
+
+    from envforge.errors import UsageError
+    from envforge.image.build import build_plan
+    from envforge.image.engines import choose_engine
+    from envforge.image.values import BuildOptions
+
+    if dialect not in ("buildkit", "plain"):
+        raise UsageError(f"no dialect is named {dialect!r}", "known: buildkit, plain")
+    targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
+    with stage_printer(sys.stderr) as progress:
+        found = find_plan(
+            request or [], requirement or [], spec, targets, wheelhouse=wheelhouse, ca=ca, progress=progress
+        )
+        place = output or found.project
+        chosen = choose_engine(engine, place)
+        if chosen.name == "venv" and place is None:
+            raise UsageError("the venv engine needs a folder to build in", "name one: --output DIR")
+        options = BuildOptions(
+            source=found.source,
+            engine=engine,
+            dialect="plain" if dialect == "plain" else "buildkit",
+            base=base,
+            tag=tag,
+            output=place,
+            verify=not no_verify,
+            model=model,
+            steps=steps,
+            epoch=_epoch(os.environ.get("SOURCE_DATE_EPOCH")),
+            network=network,
+            rebuild=rebuild,
+        )
+        result = build_plan(
+            found.plan, found.lock, found.spec, options, bases=found.bases, progress=progress, engine=chosen
+        )
+    if found.project is not None:
+        _write_project(found, result)
+    if json_:
+        typer.echo(json.dumps(result.to_json() | {"proof": result.proof}, indent=1, ensure_ascii=False))
+        return
+    typer.echo(_report(result))
+
+
+def find_plan(
+    words: list[str],
+    files: list[Path],
+    spec: str | None,
+    targets: t.Targets,
+    *,
+    wheelhouse: Path | None,
+    ca: Path | None,
+    progress: Progress,
+) -> Found:
+    """Resolve and lock what was asked for.
+
+    Raises:
+        ConflictError: there is no such environment. Others of resolving and locking.
+    """
+    from envforge.cli.answer import run_resolve
+    from envforge.cli.source import install_source
+    from envforge.errors import ConflictError
+    from envforge.image.values import Event
+    from envforge.lock import read_pip_settings
+    from envforge.spec import Spec
+
+    progress(Event("stage", "resolving and locking"))
+    outcome = run_resolve(words, files, spec, targets, lock=True, wheelhouse=wheelhouse)
+    if outcome.answer.plan is None or outcome.lock is None:
+        raise ConflictError(outcome.conflict_text(), outcome.fix_text())
+    for note in outcome.notes:
+        progress(Event("stage", f"note: {note}"))
+    own = outcome.intake.spec or Spec(name="custom", requests=outcome.intake.lines)
+    return Found(
+        plan=outcome.answer.plan,
+        lock=outcome.lock,
+        spec=own,
+        source=install_source(read_pip_settings(), outcome.lock, ca=ca, wheelhouse=wheelhouse),
+        bases=outcome.matrix.bases,
+        project=outcome.intake.project,
+        notes=tuple(outcome.notes),
+    )
+
+
+def _epoch(text: str | None) -> int | None:
+    from envforge.errors import UsageError
+
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > 11:
+        raise UsageError(f"SOURCE_DATE_EPOCH is {text[:40]!r}", "it holds whole seconds since 1970, or is not set")
+    return int(text)
+
+
+def _write_project(found: Found, result: BuildResult) -> None:
+    """build.json, plan and lock beside image.yaml: what `job` needs, frozen. Paths are relative to the project."""
+    import json
+
+    from envforge.files import write_atomic
+
+    assert found.project is not None
+    data = result.to_json() | {
+        "log": None,
+        "receipt": None,
+        "plan_hash": found.plan.hash(),
+        "lock_hash": found.lock.hash,
+    }
+    if result.engine == "venv":
+        data["reference"] = "."
+    if result.proof is not None:
+        receipts = found.project / "receipts"
+        receipts.mkdir(exist_ok=True)
+        name = f"{result.address[:12]}-{result.grade}.json"
+        write_atomic(receipts / name, json.dumps(result.proof, indent=1, ensure_ascii=False) + "\n")
+        data["receipt"] = f"receipts/{name}"
+    write_atomic(found.project / "plan.json", found.plan.dumps())
+    write_atomic(found.project / "pylock.toml", found.lock.pylock)
+    write_atomic(found.project / "build.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def _report(result: BuildResult) -> str:
+    """The answer in a few lines."""
+    lines = [
+        f"{result.reference}",
+        f"  {'found, nothing to build' if result.reused else 'built'} in {result.seconds:.0f} s, "
+        f"{result.size / 1e6:,.0f} MB, {result.digest}",
+    ]
+    proof: dict[str, Any] = result.proof or {}
+    if result.grade is not None:
+        lines.append(f"  proof: passed ({result.grade}), receipt {result.receipt}")
+    answer = (proof.get("chat") or {}).get("base")
+    if answer:
+        lines.append(f"  chat: {proof['chat'].get('prompt')!r} -> {answer!r}")
+    losses = proof.get("losses") or []
+    if losses:
+        lines.append("  loss: " + " ".join(f"{loss:.3f}" for loss in losses))
+    if result.pending:
+        lines.append(f"  {result.pending}; get it with: envforge job slurm --verify")
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def stage_printer(out: TextIO) -> Iterator[Progress]:
+    """Progress for people: a live line on a terminal, one line a stage elsewhere. The proof's own lines are shown."""
+    start = time.monotonic()
+
+    def mark() -> str:
+        seconds = int(time.monotonic() - start)
+        return f"[{seconds // 60}:{seconds % 60:02d}]"
+
+    if not out.isatty():
+        proving = False
+
+        def plain(event: Event) -> None:
+            nonlocal proving
+            if event.kind == "stage":
+                proving = event.text.startswith("proving")
+                print(f"{mark()} {event.text}", file=out, flush=True)
+            elif proving:
+                print(f"  {event.text}", file=out, flush=True)
+
+        yield plain
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(file=out)
+    stage = "starting"
+    with console.status(stage, spinner="line") as status:
+
+        def live(event: Event) -> None:
+            nonlocal stage
+            if event.kind == "stage":
+                stage = event.text
+                console.print(f"{mark()} {escape(stage)}", highlight=False)
+                status.update(escape(stage))
+            elif event.text.strip():
+                room = max(20, console.width - len(stage) - 16)
+                status.update(f"{escape(stage)} {mark()} {escape(event.text.strip()[:room])}".replace("[/", "\\[/"))
+
+        yield live

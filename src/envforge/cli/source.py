@@ -1,0 +1,90 @@
+"""What pip and uv are told on this machine, as a build inside a container needs it. Shared by render and build."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envforge.errors import UsageError
+
+if TYPE_CHECKING:
+    from envforge.image.values import InstallSource
+    from envforge.lock import Lock, PipSettings
+
+DEFAULT_INDEX = "https://pypi.org/simple"
+
+
+def install_source(
+    settings: PipSettings, lock: Lock, *, ca: Path | None = None, wheelhouse: Path | None = None
+) -> InstallSource:
+    """The settings of pip as a uv configuration for build steps, and as uv takes them on this machine.
+
+    Wheels that lie on this machine (find-links folders, the wheelhouse, file indexes) are carried into the build;
+    addresses of local folders mean nothing inside it and are left out of its configuration.
+
+    Raises:
+        UsageError: a certificate file or wheelhouse that is not there.
+    """
+    import os
+
+    from envforge.image.values import InstallSource
+    from envforge.lock.settings import secrets, uv_environment
+
+    ca = ca or (Path(settings.cert) if settings.cert else None)
+    if ca is not None and not ca.is_file():
+        raise UsageError(f"the certificate file {ca} is not there", "name another with --ca, or correct pip's setting")
+    if wheelhouse is not None and not wheelhouse.is_dir():
+        raise UsageError(f"the wheelhouse {wheelhouse} is not a folder")
+    folders = [wheelhouse] if wheelhouse is not None else []
+    folders += settings.local_folders()
+    folders += [Path(package.path).parent for package in lock.packages if package.path]
+    torch_index = lock.torch_index if any(package.kind == "torch" for package in lock.packages) else None
+    return InstallSource(
+        uv_config=uv_config(settings, torch_index),
+        ca=ca,
+        wheelhouses=tuple(dict.fromkeys(folder.resolve() for folder in folders)),
+        secret=bool(secrets(settings)),
+        arguments=tuple(host_arguments(settings, torch_index)),
+        environment=uv_environment(settings, os.environ),
+    )
+
+
+def uv_config(settings: PipSettings, torch_index: str | None) -> str:
+    """The text of a uv.toml for build steps. It may hold credentials: it is only ever passed as a secret."""
+    lines = []
+    if settings.no_index:
+        lines.append("no-index = true")
+    else:
+        lines.append(f"index-url = {_toml(settings.index_url or DEFAULT_INDEX)}")
+        extra = [url for url in settings.extra_index_urls if _remote(url)]
+        extra += [torch_index] if torch_index else []
+        if extra:
+            lines.append(f"extra-index-url = [{', '.join(map(_toml, extra))}]")
+    links = [link for link in settings.find_links if _remote(link)]
+    if links:
+        lines.append(f"find-links = [{', '.join(map(_toml, links))}]")
+    if settings.trusted_hosts:
+        lines.append(f"allow-insecure-host = [{', '.join(map(_toml, settings.trusted_hosts))}]")
+    return "\n".join(lines) + "\n"
+
+
+def host_arguments(settings: PipSettings, torch_index: str | None) -> list[str]:
+    """uv's options for an install on this machine; an index is always named."""
+    from envforge.lock import index_arguments
+
+    arguments = index_arguments(settings)
+    if not settings.no_index and "--default-index" not in arguments:
+        arguments += ["--default-index", DEFAULT_INDEX]
+    if torch_index and not settings.no_index:
+        arguments += ["--index", torch_index]
+    return arguments
+
+
+def _remote(place: str) -> bool:
+    return place.startswith(("http://", "https://"))
+
+
+def _toml(text: str) -> str:
+    # JSON strings without control characters are TOML basic strings.
+    return json.dumps(text, ensure_ascii=False)
