@@ -73,6 +73,7 @@ class Options:
     builds: Builds | None = None
     learned: tuple[Learned, ...] = ()
     banned: tuple[tuple[str, str], ...] = ()  # (package, specifier) that a site forbids
+    keep: tuple[tuple[str, str], ...] = ()  # (name, value) of an earlier plan that is tried first: change least
     limits: tuple[Request, ...] = ()  # constraint lines: they hold where the package is there, and pull nothing in
 
 

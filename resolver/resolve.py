@@ -158,6 +158,16 @@ def _problem(enc: Encoding, rows: Sequence[Row], as_of: str | None, named_follow
     named = {r.name for r in enc.requests}
     packages = enc.matrix.packages
 
+    keep = dict(enc.options.keep)
+
+    def kept_first(name: str) -> list[int]:
+        order = prefer(name)
+        try:
+            old = enc.domains[name].bit(keep[name])
+        except KeyError:
+            return order
+        return [old, *(position for position in order if position != old)]
+
     def newest_first(name: str) -> list[int]:
         return list(range(len(enc.domains[name].values), 0, -1))
 
@@ -181,7 +191,7 @@ def _problem(enc: Encoding, rows: Sequence[Row], as_of: str | None, named_follow
         after = [i + 1 for i in range(len(releases)) if releases[i].uploaded[:10] > as_of]
         return before + after
 
-    return Problem(enc.domains, rows, ranks(enc), {name: prefer(name) for name in enc.domains})
+    return Problem(enc.domains, rows, ranks(enc), {name: kept_first(name) for name in enc.domains})
 
 
 def ranks(enc: Encoding) -> dict[str, int]:

@@ -63,6 +63,11 @@ def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake
     return Intake(tuple(lines), tuple(constraints), loaded, project)
 
 
+def project_of(words: list[str]) -> Path | None:
+    """The project folder among the words, before they are read in full."""
+    return next((Path(word) for word in words if _looks_like_folder(word) and Path(word).is_dir()), None)
+
+
 def _looks_like_folder(word: str) -> bool:
     """A folder that happens to be called like a package is taken for one only when it holds a spec."""
     return "/" in word or word in (".", "..") or (Path(word) / SPEC_FILE).is_file()

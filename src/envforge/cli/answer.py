@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from envforge.intake import Intake
     from envforge.lock import Availability, Lock
     from envforge.matrix.model import Matrix
-    from envforge.resolver.plan import Plan
     from envforge.resolver.constraints import Builds
     from envforge.resolver.hosts import Host
+    from envforge.resolver.plan import Plan
     from envforge.resolver.resolve import Answer, Wish
 
 MAX_LEARNED = 4  # closure failures that are learned before the closure's own words are the answer
@@ -63,6 +63,7 @@ def run_resolve(
     glibc: str | None = None,
     wheelhouse: Path | None = None,
     pythons: tuple[str, ...] | None = None,
+    upgrade: tuple[str, ...] = (),
 ) -> Outcome:
     """Read, check and solve one request for the described targets; with `lock` also its closure.
 
@@ -73,10 +74,12 @@ def run_resolve(
 
     from envforge.intake import read_intake
     from envforge.matrix.load import load_matrix
+    from envforge.project import kept, read_plan
     from envforge.resolver.hosts import known
     from envforge.resolver.resolve import Options, Wish, resolve
 
     intake = read_intake(words, files, spec)
+    earlier = read_plan(intake.project) if intake.project else None
     _check_date(as_of)
     hosts = targets.read()
     matrix = load_matrix()
@@ -92,6 +95,7 @@ def run_resolve(
         pythons=tuple(asked),
         allow_uncapped=allow_uncapped,
         no_compile=no_compile,
+        keep=kept(earlier, upgrade),
         limits=tuple(c for c in intake.constraints if c.specifier),
     )
     wish = Wish(requests, hosts, options, as_of)
@@ -216,6 +220,7 @@ def answer_json(outcome: Outcome) -> str:
     data["warnings"] += [{"id": "availability", "text": note} for note in outcome.notes]
     if plan:
         data["requirements"] = requirement_lines(plan)
+        data["plan"] = plan.to_json()
     if conflict:
         data["conflict"] = {
             "parties": list(conflict.parties),

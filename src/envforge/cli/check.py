@@ -92,6 +92,8 @@ def _have(project: Path | None, files: list[Path], env: Path | None) -> Installe
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{project} holds no plan.json", "give a folder that envforge made, -r FILE or --env") from error
+        raise UsageError(
+            f"{project} holds no plan.json", "give a folder that envforge made, -r FILE or --env"
+        ) from error
     plan = load_plan(text, str(path))
     return Installed(plan.pins, plan.python, plan.variant, str(project))

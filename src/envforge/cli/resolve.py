@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from envforge.cli import target as t
-
-if TYPE_CHECKING:
-    from envforge.resolver.plan import Plan
-    from envforge.resolver.resolve import Answer
 
 
 def register(app: typer.Typer) -> None:
@@ -34,10 +30,15 @@ def resolve(
     as_of: Annotated[str | None, typer.Option(help="Coherence date (YYYY-MM-DD), or today.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A stale package is an error.")] = False,
     exclude: Annotated[list[str] | None, typer.Option(help="Leave this host out of the fleet.")] = None,
-    allow_uncapped: Annotated[bool, typer.Option("--allow-uncapped", help="Old trainers may ignore newer caps.")] = False,
+    allow_uncapped: Annotated[
+        bool, typer.Option("--allow-uncapped", help="Old trainers may skip newer caps.")
+    ] = False,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Never choose what must be compiled.")] = False,
+    upgrade: Annotated[list[str] | None, typer.Option(help="Let this package of a project move.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say for each pin what decided it.")] = False,
-    lock: Annotated[bool, typer.Option("--lock/--no-lock", help="Resolve the whole closure with hashes.")] = False,
+    lock: Annotated[
+        bool | None, typer.Option("--lock/--no-lock", help="The whole closure with hashes (default for projects).")
+    ] = None,
     format: Annotated[str, typer.Option(help="requirements or pylock.")] = "requirements",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer to this file.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
@@ -45,19 +46,37 @@ def resolve(
     """Select pins that run on the described hosts."""
     from envforge.cli.answer import answer_json, answer_text, run_resolve
     from envforge.errors import ConflictError, NoError, UsageError
+    from envforge.intake import project_of
 
     if format not in ("requirements", "pylock"):
         raise UsageError(f"unknown format {format!r}", "known: requirements, pylock")
+    project = project_of(request or [])
+    if lock is None:
+        lock = project is not None
     if format == "pylock" and not lock:
         raise UsageError("a pylock needs the whole closure", "add --lock")
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant, exclude)
     outcome = run_resolve(
-        request or [], requirement or [], spec, targets,
-        as_of=as_of, allow_uncapped=allow_uncapped, no_compile=no_compile, lock=lock,
+        request or [],
+        requirement or [],
+        spec,
+        targets,
+        as_of=as_of,
+        allow_uncapped=allow_uncapped,
+        no_compile=no_compile,
+        lock=lock,
+        upgrade=tuple(upgrade or ()),
     )
     stale = [w.text for w in outcome.answer.plan.warnings if w.id == "stale"] if outcome.answer.plan else []
     if strict and stale:
         raise NoError("a requested package is stale: " + "; ".join(stale), "pin it, or leave --strict out", id="stale")
+    if project is not None and outcome.answer.plan is not None:
+        from envforge.lock import write_lock
+        from envforge.project import write_plan
+
+        write_plan(project, outcome.answer.plan)
+        if outcome.lock is not None:
+            write_lock(outcome.lock, project)
     text = answer_json(outcome) if json_ else answer_text(outcome, format, explain)
     if output is not None and outcome.answer.plan is not None:
         from envforge.files import write_atomic
