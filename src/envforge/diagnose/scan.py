@@ -1,0 +1,164 @@
+"""Reads a log of any size once, in bounded memory, and hands over only the lines that may matter.
+
+A log is bytes: several ranks interleaved, progress bars that rewrite their line with carriage returns, colour codes,
+broken UTF-8, lines of megabytes. One Aho-Corasick pass over lower-cased blocks finds the plain text that the rules
+need (see `literals`); everything else of the block is only searched by C code and forgotten.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+BLOCK = 1 << 19
+MAX_LINE = 1 << 20  # a longer line is taken in pieces
+LOOK_AROUND = 12_000  # bytes of context kept on both sides of a line
+SHOWN = 8_192  # bytes of one line that a pattern is shown, around the hit
+OVERLAP = 256  # bytes searched again where a line had to be cut: longer than any literal
+_ANSI = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78])")
+_ENCODINGS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One line that holds at least one literal: 1-based number, text, the literals' indices, the text around it."""
+
+    number: int
+    text: str
+    literals: set[int]
+    around: Callable[[int, int], str]  # (lines before, lines after) -> that window, joined by newlines
+
+
+def scan(stream: BinaryIO, literals: Sequence[bytes]) -> Iterator[Candidate]:
+    """Candidates in the order of their lines.
+
+    Args:
+        stream: the log; a compressed one is opened by the caller.
+        literals: lower-case ASCII texts shorter than OVERLAP; `Candidate.literals` holds their positions.
+    """
+    import ahocorasick_rs
+
+    machine = ahocorasick_rs.BytesAhoCorasick(list(literals), implementation=ahocorasick_rs.Implementation.DFA)
+    window = b""
+    number = 1  # line number at the start of `window`
+    done = 0  # bytes of `window` whose hits were handed over
+    for block, last in _blocks(stream):
+        window += block
+        limit = len(window) if last else _line_start(window, max(0, len(window) - LOOK_AROUND))
+        if limit <= done and len(window) - done > MAX_LINE:  # one endless line
+            limit = len(window) - LOOK_AROUND
+        if limit > done:
+            hits = machine.find_matches_as_indexes(window[done:limit].lower(), overlapping=True)
+            yield from _lines(window, done, number, hits)
+            whole = limit == 0 or window[limit - 1 : limit] in (b"\n", b"\r")
+            done = limit if whole else max(done, limit - OVERLAP)
+        keep = max(0, done - LOOK_AROUND)
+        start = _line_start(window, keep)
+        keep = start if keep - start < LOOK_AROUND else keep
+        number += window.count(b"\n", 0, keep)
+        window, done = window[keep:], done - keep
+
+
+def _lines(window: bytes, base: int, number: int, hits: list[tuple[int, int, int]]) -> Iterator[Candidate]:
+    """Group the hits of one stretch by line. Hits come ordered by their ends, so lines come in order too."""
+    counted = 0
+    start = end = -1
+    first = 0
+    found: set[int] = set()
+    for literal, low, _ in hits:
+        at = base + low
+        if not start <= at < end:
+            if found:
+                number += window.count(b"\n", counted, start)
+                counted = start
+                yield _candidate(window, start, end, first, number, found)
+            start, end, first, found = _line_start(window, at), _line_end(window, at), at, set()
+        found.add(literal)
+    if found:
+        number += window.count(b"\n", counted, start)
+        yield _candidate(window, start, end, first, number, found)
+
+
+def _candidate(window: bytes, start: int, end: int, hit: int, number: int, found: set[int]) -> Candidate:
+    low, high = start, end
+    if end - start > SHOWN:
+        low = max(start, hit - SHOWN // 2)
+        high = min(end, low + SHOWN)
+
+    def around(before: int, after: int) -> str:
+        first, last = low, high
+        floor, ceiling = max(0, low - LOOK_AROUND), min(len(window), high + LOOK_AROUND)
+        for _ in range(before):
+            if first <= floor:
+                break
+            first = _line_start(window, first - 1)
+        for _ in range(after):
+            if last >= ceiling:
+                break
+            last = _line_end(window, last + 1)
+        return _decode(window[max(first, floor) : min(last, ceiling)])
+
+    return Candidate(number, _decode(window[low:high]), found, around)
+
+
+def _decode(raw: bytes) -> str:
+    """Text for patterns. JSON log lines (docker's json-file, structured loggers) lose their escaping."""
+    text = raw.decode("utf-8", "replace").replace("\x00", "")
+    if text.startswith("{") and "\\" in text:
+        text = text.replace('\\"', '"').replace("\\n", "\n").replace("\\t", " ").replace("\\\\", "\\")
+    return text
+
+
+def _line_start(window: bytes, at: int) -> int:
+    newline = window.rfind(b"\n", 0, at) + 1
+    return max(newline, window.rfind(b"\r", newline, at) + 1)
+
+
+def _line_end(window: bytes, at: int) -> int:
+    """End of the line that `at` is in, without its break."""
+    newline = window.find(b"\n", at)
+    newline = len(window) if newline < 0 else newline
+    rewrite = window.find(b"\r", at, newline)
+    return newline if rewrite < 0 else rewrite
+
+
+def _blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """Cleaned blocks that end at a line break (or at MAX_LINE), each with "this is the last one"."""
+    rest = b""
+    for block in _utf8(stream):
+        rest += block
+        cut = max(rest.rfind(b"\n"), rest.rfind(b"\r", 0, len(rest) - 1)) + 1
+        if cut == 0 and len(rest) >= MAX_LINE:
+            cut = len(rest) - 64  # no colour code and no rune is torn apart
+        if cut:
+            yield _clean(rest[:cut]), False
+            rest = rest[cut:]
+    yield _clean(rest), True
+
+
+def _clean(raw: bytes) -> bytes:
+    if b"\x1b" in raw:
+        raw = _ANSI.sub(b"", raw)
+    if b"\r" in raw:
+        raw = raw.replace(b"\r\n", b"\n")
+    return raw
+
+
+def _utf8(stream: BinaryIO) -> Iterator[bytes]:
+    """The stream's blocks; UTF-16 with a byte-order mark (a redirect in PowerShell) is converted."""
+    block = stream.read(BLOCK)
+    encoding = _ENCODINGS.get(block[:2])
+    if encoding is None:
+        while block:
+            yield block
+            block = stream.read(BLOCK)
+        return
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    block = block[2:]
+    while block:
+        yield decoder.decode(block).encode("utf-8", "replace")
+        block = stream.read(BLOCK)
+    yield decoder.decode(b"", True).encode("utf-8", "replace")
