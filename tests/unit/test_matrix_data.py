@@ -153,6 +153,11 @@ def test_bitsandbytes_libraries() -> None:
     assert "7.0" not in hole
 
 
+def test_vllm_is_tied_to_a_cuda_major() -> None:
+    majors = {v: {c.split(".")[0] for row in native("vllm", v) for c in row[0]} for v in ("0.2.1", "0.10.0", "0.33.0")}
+    assert majors == {"0.2.1": {"11"}, "0.10.0": {"12"}, "0.33.0": {"13"}}
+
+
 def test_every_bitsandbytes_release_has_libraries() -> None:
     for release in load_releases("bitsandbytes"):
         if Version(release.version) >= Version("0.35"):
@@ -174,7 +179,7 @@ RULES = {rule.id: rule for rule in MATRIX.rules}
         ("torch-load-guard", "warn", {"transformers": ">=4.52"}, {"torch": ">=2.6"}),
         ("pyarrow-26-numpy-1", "hard", {"numpy": "<2"}, {"pyarrow": "<26"}),
         ("flash-attn-sm80", "hard", {"flash-attn": ">=2"}, {"sm": ">=8.0"}),
-        ("triton-driver", "warn", {"triton": ">=2.2"}, {"driver": ">=525.60.13"}),
+        ("triton-driver", "warn", {"triton": ">=2.0"}, {"driver": ">=525.60.13"}),
         ("unsloth-triton-driver", "hard", {"unsloth": ">=2023"}, {"driver": ">=525.60.13"}),
         ("transformers-torch-5.20", "hard", {"transformers": ">=5.20"}, {"torch": ">=2.6"}),
         ("transformers-peft-5.24", "warn", {"transformers": ">=5.24"}, {"peft": ">=0.22.0"}),
