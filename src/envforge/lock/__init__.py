@@ -1,6 +1,7 @@
 """The lock: a plan's whole closure with hashes, made by uv.
 
-`read_pip_settings` -> `probe_availability` -> (the resolver) -> `make_lock` -> `write_lock` -> `install_command`.
+`read_pip_settings` -> `probe_availability` -> (the resolver) -> `build_local` -> `make_lock` -> `write_lock` ->
+`install_command`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from envforge.lock.availability import (
 )
 from envforge.lock.formats import PYLOCK, REQUIREMENTS, WHEELS, IndexKind, Lock, LockedPackage, read_requirements
 from envforge.lock.install import install_command, install_options, source_packages, write_lock
+from envforge.lock.local import LocalWheel, build_local
 from envforge.lock.make import LockConflict, make_lock
 from envforge.lock.runner import UvResult, explain_failure, find_uv, python_platform, run_uv
 from envforge.lock.settings import PipSettings, index_arguments, index_environment, read_pip_settings, redact
@@ -29,6 +31,7 @@ __all__ = [
     "Availability",
     "Build",
     "IndexKind",
+    "LocalWheel",
     "Lock",
     "LockConflict",
     "LockedPackage",
@@ -36,6 +39,7 @@ __all__ = [
     "Place",
     "UvResult",
     "allowed_torch",
+    "build_local",
     "explain_failure",
     "find_builds",
     "find_uv",

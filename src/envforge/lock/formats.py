@@ -100,7 +100,8 @@ def parse_pylock(text: str, *, torch_names: Iterable[str] = (), links: Iterable[
 def _package(row: Mapping[str, Any], torch_names: set[str], links: tuple[str, ...]) -> LockedPackage:
     name, version = str(row["name"]), str(row["version"])
     wheels = row.get("wheels") or []
-    chosen: Mapping[str, Any] = wheels[0] if wheels else row["sdist"]
+    archive = row.get("archive")  # a wheel of ours, asked for by its address
+    chosen: Mapping[str, Any] = archive or (wheels[0] if wheels else row["sdist"])
     url = str(chosen.get("url") or "")
     path = str(chosen.get("path") or (unquote(urlsplit(url).path) if url.startswith("file:") else ""))
     hashes = tuple(f"{kind}:{value}" for kind, value in sorted(chosen.get("hashes", {}).items()))
@@ -110,7 +111,9 @@ def _package(row: Mapping[str, Any], torch_names: set[str], links: tuple[str, ..
         )
     folder = str(Path(path).parent) if path else ""
     kind: IndexKind = "default"
-    if not wheels:
+    if archive:
+        kind = "find-links"
+    elif not wheels:
         kind = "source"
     elif folder and folder in links:
         kind = "find-links"
@@ -168,8 +171,8 @@ def pylock_text(uv_text: str, lock_row: Mapping[str, str], wheel_folder: Path | 
     """uv's pylock.toml without credentials, our own wheels by relative path, and a table that says what it is for."""
     text = redact(uv_text)
     if wheel_folder is not None:
-        stem = re.escape(wheel_folder.absolute().as_uri())
-        text = re.sub(rf'url = "{stem}/([^"]+)"', lambda found: f'path = "{WHEELS}/{unquote(found[1])}"', text)
+        stem = re.escape(str(wheel_folder.absolute()))
+        text = re.sub(rf'path = "{stem}/([^"]+)"', rf'path = "{WHEELS}/\1"', text)
     table = "".join(f'{key} = "{value}"\n' for key, value in sorted(lock_row.items()))
     return f"{text.rstrip()}\n\n[tool.envforge]\n{table}"
 

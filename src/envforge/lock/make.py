@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envforge.errors import ConflictError, EnvforgeError
 from envforge.lock.availability import Availability
 from envforge.lock.formats import Lock, LockedPackage, lock_hash, parse_pylock, pylock_text, requirements_text
+from envforge.lock.local import LocalWheel
 from envforge.lock.project import Problem, make_problem
 from envforge.lock.pythons import forbidden
 from envforge.lock.runner import UvResult, explain_failure, message, reason, run_uv
@@ -112,7 +113,7 @@ def make_lock(
     uv: str | Path | None = None,
     timeout: float = 600.0,
     wheelhouse: Path | None = None,
-    local: Mapping[str, str] | None = None,
+    local: Sequence[LocalWheel] = (),
     wheel_folder: Path | None = None,
 ) -> Lock:
     """The whole closure of a plan with hashes. Downloads metadata only (wheels on indexes without hashes excepted).
@@ -120,8 +121,8 @@ def make_lock(
     Args:
         availability: from `probe_availability` for the plan's variant.
         timeout: seconds for everything.
-        wheelhouse: the folder that was probed. local, wheel_folder: what `build_local` made (name -> version) and
-            where.
+        wheelhouse: the folder that was probed.
+        local, wheel_folder: what `build_local` made, and its folder (wheels/ beside the lock).
 
     Raises:
         LockConflict: some of the pins cannot go together.
@@ -129,8 +130,8 @@ def make_lock(
         IndexUnreachableError: an index is down, slow, refuses the login or talks nonsense.
         OutsideError: a source archive does not build, uv is missing, or no place has torch's build.
     """
-    links = tuple(str(Path(folder).absolute()) for folder in (wheelhouse, wheel_folder) if folder is not None)
-    problem = make_problem(plan, availability, settings, links=links, local=local)
+    links = tuple(str(Path(folder).absolute()) for folder in (wheelhouse,) if folder is not None)
+    problem = make_problem(plan, availability, settings, links=links, local=local, wheel_folder=wheel_folder)
     with tempfile.TemporaryDirectory(prefix="envforge-lock-") as folder:  # mode 0700
         asker = _Asker(settings, Path(folder), uv, time.monotonic() + timeout)
         closing = _Closing(plan, asker, problem)

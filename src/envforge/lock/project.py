@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from envforge.lock.availability import (
     Build,
     find_builds,
 )
+from envforge.lock.local import LocalWheel
 from envforge.lock.runner import ROOT, python_platform
 from envforge.lock.settings import NamedIndex, PipSettings, named
 from envforge.resolver.plan import Plan
@@ -46,7 +47,7 @@ class Problem:
 
     routes: per package of the torch family. requests: lines that no pin covers. exempt: not cut off at `as_of`.
     builds: source archives that may be built. metadata: requires-dist and requires-python of pins without a wheel.
-    links: further folders of wheels (wheelhouse, wheels built from local requests).
+    local: wheels built from local requests, name -> file address. links: further folders of wheels (wheelhouse).
     """
 
     python: str
@@ -61,6 +62,7 @@ class Problem:
     exempt: frozenset[str] = frozenset()
     builds: frozenset[str] = frozenset()
     metadata: tuple[tuple[str, str, tuple[str, ...], str], ...] = ()
+    local: tuple[tuple[str, str], ...] = ()
     links: tuple[str, ...] = ()
 
     def keep(self, names: frozenset[str]) -> Problem:
@@ -70,10 +72,13 @@ class Problem:
     def dependencies(self) -> list[str]:
         """PEP 508 lines of the generated project. `===` keeps a build apart from those with another local part."""
         routes = {route.package: route for route in self.routes}
-        extras = dict(self.extras)
+        extras, local = dict(self.extras), dict(self.local)
         lines = []
         for name, version in self.pins:
             wanted = f"[{','.join(extras[name])}]" if extras.get(name) else ""
+            if name in local:  # by address: an index may have the same version with other contents
+                lines.append(f"{name}{wanted} @ {local[name]}")
+                continue
             lines.append(
                 f"{name}{wanted}=={version}" if name not in routes else f"{name}{wanted}==={routes[name].version}"
             )
@@ -132,25 +137,28 @@ def make_problem(
     settings: PipSettings,
     *,
     links: tuple[str, ...] = (),
-    local: Mapping[str, str] | None = None,
+    local: Sequence[LocalWheel] = (),
+    wheel_folder: Path | None = None,
 ) -> Problem:
     """A plan -> the question for uv.
 
     Args:
-        local: wheels that were built from `name @ ...` requests, name -> version; they stand in for those lines.
+        local, wheel_folder: wheels that were built from `name @ ...` requests and their folder; they stand in for those
+            lines, and for a pin of the same name.
 
     Raises:
         IndexUnreachableError: torch's build is only on the PyTorch index, which does not answer.
         OutsideError: no place here has the build.
     """
-    local = dict(local or {})
+    built = {wheel.name: wheel for wheel in local}
     routes = tuple(
         _route(plan, availability, name, version)
         for name, version in sorted(plan.pins.items())
-        if name in FAMILY or (name in GUESTS and _guest_from_torch(plan, availability, name, version))
+        if name not in built
+        and (name in FAMILY or (name in GUESTS and _guest_from_torch(plan, availability, name, version)))
     )
     have = _names_in_folders((*settings.local_folders(), *map(Path, links)))
-    exempt = {_normal(name) for name in plan.undated} | set(local)
+    exempt = {_normal(name) for name in plan.undated} | set(built)
     torch_index = None
     if any(route.index == TORCH for route in routes):
         torch_index = named(TORCH, f"{settings.torch_index.rstrip('/')}/{plan.variant}")
@@ -159,9 +167,9 @@ def make_problem(
     return Problem(
         python=plan.python,
         platform=python_platform(plan.target.arch, plan.target.glibc),
-        pins=tuple(sorted({**plan.pins, **local}.items())),
+        pins=tuple(sorted({**plan.pins, **{name: wheel.version for name, wheel in built.items()}}.items())),
         extras=tuple(sorted((_normal(name), tuple(extras)) for name, extras in plan.extras.items())),
-        requests=_free_requests(plan, local),
+        requests=_free_requests(plan, set(built)),
         constraints=plan.constraints,
         routes=routes,
         torch_index=torch_index,
@@ -169,6 +177,9 @@ def make_problem(
         exempt=frozenset(exempt),
         builds=frozenset(builds),
         metadata=_source_metadata(plan, builds),
+        local=tuple(
+            (name, ((wheel_folder or Path()).absolute() / w.file).as_uri()) for name, w in sorted(built.items())
+        ),
         links=links,
     )
 
@@ -220,7 +231,7 @@ def _nowhere(plan: Plan, availability: Availability, name: str, version: str) ->
     )
 
 
-def _free_requests(plan: Plan, local: Mapping[str, str]) -> tuple[str, ...]:
+def _free_requests(plan: Plan, local: set[str]) -> tuple[str, ...]:
     """Request lines that no pin covers; of requests by address only the name stays, as a built wheel."""
     from packaging.requirements import InvalidRequirement, Requirement
 
