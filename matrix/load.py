@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from envforge.errors import DataError
 from envforge.matrix.model import (
@@ -66,9 +66,7 @@ def load_matrix(
         DataError: every fault of every file, as "file:line: section row N field X: ...".
     """
     files = _collect(folder, layers)
-    matrix_hash = hashlib.sha256(
-        b"".join(hashlib.sha256(part).digest() for where, _, text in files for part in (where.encode(), text))
-    ).hexdigest()
+    matrix_hash = _hash(files)
     key = hashlib.sha256(f"{FORMAT} {matrix_hash} {_code_hash()}".encode()).hexdigest()
     names = ("shipped", *(str(layer) for layer in layers))
     rows = None
@@ -78,7 +76,8 @@ def load_matrix(
     if rows is None:
         from envforge.matrix.meaning import read_rows
 
-        rows = read_rows(files, json.loads(SCHEMA.read_text(encoding="utf-8")))
+        schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+        rows = read_rows([(file.where, file.layer, file.raw) for file in files], schema)
         if use_cache and cache:
             _write_cache(cache, key, rows)
     return build(rows, matrix_hash, names)
@@ -231,9 +230,16 @@ def _cuda_bases(row: Mapping[str, Any], system: Mapping[str, Any], source: Sourc
     ]
 
 
-def _collect(folder: Path, layers: tuple[Path, ...]) -> list[tuple[str, int, bytes]]:
-    """-> (name for messages, layer number, bytes) of every file, shipped first, sorted within a layer."""
-    found: list[tuple[str, int, bytes]] = []
+class _File(NamedTuple):
+    where: str  # name in messages
+    layer: int  # 0 = shipped
+    inside: str  # path inside its layer, the same on every machine
+    raw: bytes
+
+
+def _collect(folder: Path, layers: tuple[Path, ...]) -> list[_File]:
+    """Every file, shipped first, sorted within a layer."""
+    found = []
     for number, place in enumerate((folder, *layers)):
         if place.is_file():
             paths = [place]
@@ -242,12 +248,19 @@ def _collect(folder: Path, layers: tuple[Path, ...]) -> list[tuple[str, int, byt
         else:
             raise DataError(f"{place}: no such file or folder of matrix rows")
         for path in paths:
-            where = f"matrix/data/{path.relative_to(folder).as_posix()}" if place is DATA else str(path)
+            inside = path.name if path == place else path.relative_to(place).as_posix()
+            where = f"matrix/data/{inside}" if place is DATA else str(path)
             try:
-                found.append((where, number, path.read_bytes()))
+                found.append(_File(where, number, inside, path.read_bytes()))
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     return found
+
+
+def _hash(files: Sequence[_File]) -> str:
+    """Hash of all rows; it does not depend on where a layer lies."""
+    parts = (part for file in files for part in (f"{file.layer}/{file.inside}".encode(), file.raw))
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 @lru_cache(maxsize=1)

@@ -139,7 +139,7 @@ class NativeLib:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Known bad or a run-time floor: wherever every `when` holds, every `needs` must hold too, if that package is there.
+    """Known bad or a run-time floor: wherever every `when` holds, every `needs` must hold too, if it is there at all.
 
     Keys of `when` and `needs` are package names, or one of the virtual names `python`, `variant`, `cuda`, `driver`,
     `glibc`, `sm`. Values are PEP 440 specifiers; for `variant` a comma-separated list of names; for `cuda` a specifier
