@@ -29,7 +29,7 @@ sdist = {{ url = "https://x.example/antlr-4.9.3.tar.gz", upload-time = 2021-11-0
 [[packages]]
 name = "own"
 version = "1.0"
-wheels = [{{ url = "file:///somewhere/wheels/own-1.0-py3-none-any.whl", hashes = {{ sha256 = "{B}" }} }}]
+archive = {{ path = "/somewhere/wheels/own-1.0-py3-none-any.whl", hashes = {{ sha256 = "{B}" }} }}
 '''  # noqa: E501
 
 

@@ -28,6 +28,29 @@ FAMILY = ("torch", "torchvision", "torchaudio")
 GUESTS = ("torchao", "torchcodec", "torchtext", "xformers", "fbgemm-gpu")
 # Everything that index serves under names which a closure may hold. It gives no upload times.
 TORCH_INDEX_NAMES = (*FAMILY, *GUESTS, "triton", "pytorch-triton", "torchdata")
+# CUDA's run-time packages, which torch pins exactly one level down (cuda-toolkit -> nvidia-cublas): torch's own needs,
+# never cut off at a date. Names as on the package index: bare since CUDA 13, with -cu11 or -cu12 before, some both.
+_RUNTIME = (
+    *("cublas", "cuda-cccl", "cuda-crt", "cuda-culibos", "cuda-cupti", "cuda-nvcc", "cuda-nvrtc", "cuda-opencl"),
+    *("cuda-profiler-api", "cuda-runtime", "cuda-sanitizer-api", "cudnn", "cudnn-frontend", "cufft", "cufile"),
+    *(
+        "curand",
+        "cusolver",
+        "cusparse",
+        "cusparselt",
+        "nccl",
+        "npp",
+        "nvfatbin",
+        "nvjitlink",
+        "nvjpeg",
+        "nvptxcompiler",
+    ),
+    *("nvshmem", "nvtx", "nvvm"),
+)
+CUDA_NAMES = (
+    *("cuda-bindings", "cuda-core", "cuda-pathfinder", "cuda-python", "cuda-toolkit", "triton", "pytorch-triton"),
+    *(f"nvidia-{name}{end}" for name in _RUNTIME for end in ("", "-cu11", "-cu12", "-cu13")),
+)
 DEFAULT_INDEX = "https://pypi.org/simple"
 AS_TORCH = "as-torch"
 _HREF = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)["']""", re.IGNORECASE)

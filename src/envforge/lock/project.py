@@ -16,6 +16,7 @@ from pathlib import Path
 
 from envforge.errors import IndexUnreachableError, OutsideError
 from envforge.lock.availability import (
+    CUDA_NAMES,
     FAMILY,
     GUESTS,
     TORCH_INDEX_NAMES,
@@ -159,6 +160,8 @@ def make_problem(
     )
     have = _names_in_folders((*settings.local_folders(), *map(Path, links)))
     exempt = {_normal(name) for name in plan.undated} | set(built)
+    if "torch" in plan.pins:
+        exempt |= {"torch", *CUDA_NAMES}
     torch_index = None
     if any(route.index == TORCH for route in routes):
         torch_index = named(TORCH, f"{settings.torch_index.rstrip('/')}/{plan.variant}")
