@@ -74,15 +74,13 @@ def interpret(record: Record, override: Override | None = None, find_gpu: FindGp
         smi.library = smi.library or nvml.library
     gpus = _gpus(nvml, smi, find_gpu)
 
+    # On a mismatch the first two tell nothing, and the loaded module is the driver until the next reboot.
     candidates: list[tuple[FactSource, str | None]] = [
         ("nvml", nvml.driver),
         ("nvidia-smi", smi.driver),
         ("proc", module.version),
         ("sysfs", sysfs or smi.module),
     ]
-    if "mismatch" in smi.flags:
-        # The module that is loaded is the driver until the next reboot.
-        candidates = candidates[2:]
     found = [(source, version) for source, version in candidates if version]
     source: FactSource = found[0][0] if found else "none"
     version = found[0][1] if found else None
