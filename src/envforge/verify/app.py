@@ -1,0 +1,257 @@
+"""Arguments, the run, the receipt, the exit code: 0 passed, 1 failed, 2 bad usage, 3 the model cannot be had."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from envforge.verify.models import ModelMissingError, find_model, marker
+from envforge.verify.receipt import make_receipt, verdict, write_atomic
+from envforge.verify.record import FAIL, LAYERS, progress
+from envforge.verify.report import render
+from envforge.verify.settings import LIMITS, PROMPT, Settings, read_plan
+from envforge.verify.stage import TARGETS
+from envforge.verify.supervise import Layer, run_layer, skipped
+
+EXIT_FAILED, EXIT_USAGE, EXIT_MODEL = 1, 2, 3
+STACKS = ("transformers", "unsloth", "xtuner")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; defaults may come from a JSON file given with --settings (the `verify` part of a spec)."""
+    make = argparse.ArgumentParser(
+        prog="python -m envforge.verify",
+        description="Proves that this environment loads a model, chats, trains, and keeps what it trained.",
+    )
+    add = make.add_argument
+    add("--plan", type=Path, help="plan.json: pins, torch build and device are compared with it")
+    add("--lock", type=Path, help="requirements.txt of the lock: every line of it must be installed exactly")
+    add("--model", help="folder or hub id (default: ENVFORGE_MODEL)")
+    add("--revision", help="revision of a hub id")
+    add("--gguf", help="a GGUF file instead of --model")
+    add("--stack", choices=STACKS, default="transformers")
+    add("--steps", type=positive, default=8, help="LoRA steps (default 8)")
+    add("--max-length", type=positive, default=1024, help="cap in tokens (default 1024)")
+    add("--batch-size", type=positive, default=1)
+    add("--accumulation", type=positive, help="micro-batches of a step (default 8 on a GPU, 2 on the CPU)")
+    add("--learning-rate", type=float, default=2e-4)
+    add("--max-grad-norm", type=float, default=1.0)
+    add("--precision", choices=("auto", "bf16", "fp16", "fp32"), default="auto")
+    add("--data", help="your own .jsonl or .txt: a report of its lengths with a suggested cap")
+    add("--prompt", default=PROMPT)
+    add("--expect", help="a word that the answer must hold (default: what the model is known to say)")
+    add("--max-new-tokens", type=positive, default=32)
+    add("--no-four-bit", action="store_true", help="leave out the 4-bit chat")
+    add("--trust-remote-code", action="store_true", help="run the model's own Python files (only with a pinned model)")
+    add("--grade", choices=("auto", "static", "full"), default="auto")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--layers", help=f"comma-separated, of {','.join(LAYERS)}")
+    add("--keep-going", action="store_true", help="run later layers after one has failed")
+    add("--limit", action="append", default=[], metavar="LAYER=SECONDS", help="time limit of a layer")
+    add("--memory-limit", type=positive, metavar="MIB", help="memory limit of a layer's processes")
+    add("--settings", type=Path, help="JSON with defaults for these options (names with _ for -)")
+    add("--json", type=Path, dest="json_file", metavar="FILE", help="write the receipt here")
+    add("--logs", type=Path, help="keep the logs of the stages in this folder")
+    add("--quiet", action="store_true", help="no report on stdout")
+    return make
+
+
+def positive(text: str) -> int:
+    """An integer of at least one."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def main(argv: list[str]) -> int:
+    """Entry point; returns the exit code."""
+    make = parser()
+    first, _ = make.parse_known_args(argv)
+    if first.settings:
+        try:
+            defaults = json.loads(first.settings.read_text(encoding="utf-8"))
+            known = {action.dest for action in make._actions}
+            unknown = sorted(set(defaults) - known)
+            if unknown:
+                raise ValueError(f"unknown option {unknown[0]}")
+        except (OSError, ValueError, TypeError) as error:
+            return stop(EXIT_USAGE, f"{first.settings}: {error}")
+        make.set_defaults(**defaults)
+    options = make.parse_args(argv)
+    scratch = Path(tempfile.mkdtemp(prefix="envforge-verify-"))
+    try:
+        return run(options, scratch)
+    except KeyboardInterrupt:
+        progress("error: interrupted; no receipt was written")
+        return 130
+    finally:
+        if options.logs:
+            keep_logs(scratch, options.logs)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def stop(code: int, cause: str, hint: str = "") -> int:
+    """Say why, and give the code back."""
+    progress(f"error: {cause}" + (f"\n\nhint: {hint}" if hint else ""))
+    return code
+
+
+def run(options: argparse.Namespace, scratch: Path) -> int:
+    """Everything between the arguments and the exit code."""
+    started, clock = time.time(), time.monotonic()
+    try:
+        settings = make_settings(options, scratch)
+        wanted = chosen_layers(options, settings)
+    except ValueError as error:
+        return stop(EXIT_USAGE, str(error))
+    needs_model = settings.grade == "full" and any(name in wanted for name in LAYERS[1:])
+    if needs_model or options.model or options.gguf:
+        name = options.model or os.environ.get("ENVFORGE_MODEL") or ""
+        if not name and not options.gguf:
+            return stop(
+                EXIT_MODEL,
+                "no model was given: chat, training and effect need one",
+                "--model DIR (envforge model small DIR makes a small one), or --grade static",
+            )
+        try:
+            folder = find_model(name, options.revision, scratch, options.gguf)
+        except ModelMissingError as error:
+            return stop(EXIT_MODEL, str(error))
+        settings.model, settings.model_id = str(folder), name or Path(options.gguf).name
+        known = marker(folder)
+        if known:
+            settings.model_id = str(known.get("source", settings.model_id))
+        if options.expect is None and options.prompt == known.get("prompt"):
+            settings.expect = str(known.get("expect", ""))
+    layers = run_layers(settings, wanted, options.keep_going)
+    receipt = make_receipt(settings, layers, started, time.monotonic() - clock)
+    if options.json_file:
+        write_atomic(options.json_file, receipt)
+    if not options.quiet:
+        print(render(receipt), flush=True)
+    return 0 if verdict(layers).passed else EXIT_FAILED
+
+
+def make_settings(options: argparse.Namespace, scratch: Path) -> Settings:
+    """Options -> settings; finds the device and the grade.
+
+    Raises:
+        ValueError: a plan that is none, or a limit that cannot be read.
+    """
+    plan = plan_hash = None
+    if options.plan:
+        plan, plan_hash = read_plan(options.plan)
+    limits = dict(LIMITS)
+    for item in options.limit:
+        layer, _, seconds = item.partition("=")
+        if layer not in LAYERS:
+            raise ValueError(f"--limit {item}: no such layer; known: {', '.join(LAYERS)}")
+        limits[layer] = float(seconds)
+    lock_hash = os.environ.get("ENVFORGE_LOCK_HASH") or None
+    if options.lock:
+        if not options.lock.is_file():
+            raise ValueError(f"{options.lock} is not there")
+        lock_hash = hashlib.sha256(options.lock.read_bytes()).hexdigest()
+    settings = Settings(
+        workdir=str(scratch),
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        stack=options.stack,
+        plan=plan,
+        plan_hash=plan_hash,
+        lock=str(options.lock) if options.lock else None,
+        lock_hash=lock_hash,
+        data=options.data,
+        prompt=options.prompt,
+        expect=options.expect or "",
+        max_new_tokens=options.max_new_tokens,
+        steps=options.steps,
+        max_length=options.max_length,
+        batch_size=options.batch_size,
+        accumulation=options.accumulation,
+        learning_rate=options.learning_rate,
+        max_grad_norm=options.max_grad_norm,
+        precision=options.precision,
+        four_bit=not options.no_four_bit,
+        limits=limits,
+        memory_limit_mib=options.memory_limit,
+    )
+    settings.device, settings.grade = device_and_grade(options.device, options.grade, plan, probe_torch())
+    return settings
+
+
+def probe_torch() -> dict[str, Any]:
+    """Whether torch is a CUDA build and sees a GPU, asked in a process of its own; {} when torch does not import."""
+    import subprocess
+
+    code = "import json, torch; print(json.dumps([torch.version.cuda, torch.cuda.is_available()]))"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMITS["environment"], check=False
+        )
+        cuda, usable = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
+        return {}
+    return {"cuda": cuda, "usable": bool(usable)}
+
+
+def device_and_grade(device: str, grade: str, plan: dict[str, Any] | None, torch: dict[str, Any]) -> tuple[str, str]:
+    """-> (cpu or cuda, static or full). `auto` grade is full where the plan's device is there, else static."""
+    usable = bool(torch.get("usable"))
+    wants_gpu = plan["variant"] != "cpu" if plan else torch.get("cuda") is not None
+    if device == "auto":
+        device = "cuda" if usable and wants_gpu else "cpu"
+    if grade == "auto":
+        grade = "static" if wants_gpu and device != "cuda" else "full"
+    return device, grade
+
+
+def chosen_layers(options: argparse.Namespace, settings: Settings) -> list[str]:
+    """Names in their order.
+
+    Raises:
+        ValueError: an unknown layer.
+    """
+    if not options.layers:
+        return [name for name in LAYERS if name in TARGETS]
+    asked = [name.strip() for name in options.layers.split(",") if name.strip()]
+    for name in asked:
+        if name not in TARGETS:
+            raise ValueError(f"--layers: no layer {name!r}; known: {', '.join(TARGETS)}")
+    return [name for name in LAYERS if name in asked]
+
+
+def run_layers(settings: Settings, wanted: list[str], keep_going: bool) -> list[Layer]:
+    """One after the other; after a failure the rest is left out unless told otherwise."""
+    layers: list[Layer] = []
+    failed = ""
+    for name in wanted:
+        if settings.grade == "static" and name != "environment":
+            layers.append(skipped(name, "a static proof needs no device and runs no model"))
+            continue
+        if failed and not keep_going:
+            layers.append(skipped(name, f"not run: the {failed} layer failed"))
+            continue
+        progress(f"{name} ...")
+        layer = run_layer(name, settings)
+        layers.append(layer)
+        if layer.status == FAIL:
+            failed = failed or name
+    return layers
+
+
+def keep_logs(scratch: Path, folder: Path) -> None:
+    """Copy logs, events and settings of every stage out of the scratch folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in scratch.iterdir():
+        if path.is_file():
+            shutil.copy(str(path), str(folder / path.name))

@@ -1,0 +1,139 @@
+"""Effect: what was trained is still there after merging, saving and loading, and nothing else changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from envforge.verify.layers.data import max_positions
+from envforge.verify.layers.talk import ask, encode_prompt, judge_answer, logits_of
+from envforge.verify.layers.training import ADAPTER
+from envforge.verify.record import Fail, Recorder
+from envforge.verify.settings import Settings
+from envforge.verify.stacks import open_stack
+from envforge.verify.texts import SAMPLES
+from envforge.verify.weights import embedding_rows, stored_dtype
+
+# Largest difference of logits that counts as the same, as a share of their spread. Merging rounds each weight once to
+# its own format: float32 keeps 24 bits, bfloat16 8, float16 11.
+TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}
+MERGED = "merged"
+NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+def run(settings: Settings, recorder: Recorder) -> None:
+    """Merge, save, reload, compare, chat."""
+    stack = open_stack(settings)
+    stack.prepare_import()
+    adapter, folder = Path(settings.workdir) / ADAPTER, Path(settings.workdir) / MERGED
+    tolerance = TOLERANCE[stack.precision().name]
+    tokenizer = batch = with_adapter = merged_logits = None
+    with recorder.check("merge") as check:
+        import torch
+
+        torch.manual_seed(settings.seed)
+        if not adapter.is_dir():
+            raise Fail("the training layer left no adapter")
+        tokenizer = stack.tokenizer()
+        batch = encode_prompt(tokenizer, SAMPLES[0], settings.device)
+        base_logits = logits_of(stack.model(), batch)
+        model = stack.with_adapter(adapter)
+        with_adapter = logits_of(model, batch)
+        effect = spread_share(with_adapter, base_logits)
+        check.figure(adapter_effect=effect)
+        if effect == 0.0:
+            raise Fail("with the adapter the logits are those of the base: the adapter was not loaded or is empty")
+        merged = stack.merge(model)
+        merged_logits = logits_of(merged, batch)
+        check.figure(**agreement(merged_logits, with_adapter), tolerance=tolerance)
+        same(merged_logits, with_adapter, tolerance, "merging changed the logits")
+        stored = stored_dtype(settings.model)
+        if stored in NAMES:
+            # What is written must be as the base is, whatever the proof computed in; that rounds each weight once.
+            merged = merged.to(getattr(torch, NAMES[stored]))
+            rounded = logits_of(merged.to(stack.precision().dtype), batch)
+            check.figure(rounding=spread_share(rounded, merged_logits))
+            merged, merged_logits = merged.to(getattr(torch, NAMES[stored])), rounded
+        stack.save_merged(merged, tokenizer, folder)
+        files = sorted(path.name for path in folder.iterdir())
+        check.figure(files=files)
+        check.say("the merged model gives the logits that base and adapter give together")
+        del model, merged
+    if recorder.failed or tokenizer is None:
+        return
+    limits(recorder, settings.model, str(folder))
+    reloaded: Any = None
+    with recorder.check("reload") as check:
+        reloaded = stack.model(str(folder))
+        logits = logits_of(reloaded, batch)
+        check.figure(**agreement(logits, merged_logits), tolerance=tolerance)
+        same(logits, merged_logits, tolerance, "the model from disk gives other logits than the one that was saved")
+        check.say("the model from disk gives the same logits")
+    if reloaded is None or recorder.failed:
+        return
+    with recorder.check("chat") as check:
+        answer = ask(reloaded, stack.tokenizer(str(folder)), settings.prompt, settings.max_new_tokens, settings.device)
+        recorder.note("chat_merged", {"prompt": settings.prompt, "answer": answer.text})
+        limit = max_positions(reloaded.config)
+        check.figure(prompt_tokens=answer.prompt_tokens, new_tokens=answer.new_tokens, max_positions=limit)
+        judge_answer(answer, settings.expect, "the merged model")
+        check.say(f'"{answer.text}"')
+
+
+def spread_share(one: Any, other: Any) -> float:
+    """Largest difference of two sets of logits, as a share of the spread (standard deviation) of the second."""
+    return float((one - other).abs().max() / other.std())
+
+
+def agreement(one: Any, other: Any) -> dict[str, float]:
+    """Figures of how close two sets of logits are."""
+    top = float((one.argmax(-1) == other.argmax(-1)).float().mean())
+    return {"difference": spread_share(one, other), "same_first_choice": round(top, 4)}
+
+
+def same(one: Any, other: Any, tolerance: float, what: str) -> None:
+    """Raises:
+    Fail: shapes differ, or the difference is beyond the tolerance, or not a number.
+    """
+    if one.shape != other.shape:
+        raise Fail(f"{what}: shapes {tuple(one.shape)} and {tuple(other.shape)}")
+    difference = spread_share(one, other)
+    if not difference <= tolerance:
+        raise Fail(f"{what}: by {difference:.3g} of their spread, {tolerance:g} is allowed")
+
+
+def limits(recorder: Recorder, base: str, merged: str) -> None:
+    """Vocabulary, positions, rotary settings and number formats of the merged folder are the base's."""
+    with recorder.check("limits") as check:
+        one, two = facts_of(base), facts_of(merged)
+        check.figure(base=one, merged=two)
+        # What the base does not declare cannot be compared: a newer release writes defaults out.
+        changed = [f"{name}: {one[name]} became {two[name]}" for name in one if one[name] not in (None, two[name])]
+        if changed:
+            raise Fail(f"the merged model is not as the base is: {'; '.join(changed)}")
+        check.say(
+            f"{two['rows'] or two['vocabulary']} rows of vocabulary, {two['positions']} positions, rotary settings and "
+            f"{two['dtype']} are the base's"
+        )
+
+
+def facts_of(folder: str) -> dict[str, Any]:
+    """What must survive a merge, read from config.json and the headers of the weights."""
+    data = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    inner = data.get("text_config", data)
+    rope = dict(inner.get("rope_parameters") or inner.get("rope_scaling") or {})
+    kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
+    theta = rope.pop("rope_theta", None) or inner.get("rope_theta")
+    scaling = {key: value for key, value in sorted(rope.items()) if key != "type"}
+    return {
+        "vocabulary": inner.get("vocab_size"),
+        "rows": embedding_rows(folder),
+        "positions": inner.get("max_position_embeddings"),
+        "rope_theta": theta,
+        "rope_type": kind,
+        "rope_scaling": scaling if kind != "default" else None,
+        "layers": inner.get("num_hidden_layers"),
+        "hidden": inner.get("hidden_size"),
+        "dtype": stored_dtype(folder),
+    }

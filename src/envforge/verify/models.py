@@ -1,0 +1,92 @@
+"""Turns what `--model` names (a folder, a GGUF file, a hub id) into a folder on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+MARKER = "envforge-model.json"  # written beside a model that envforge made: its source and what it is known to say
+
+
+class ModelMissingError(RuntimeError):
+    """The model cannot be had here; the message says why and what to do."""
+
+
+def find_model(name: str, revision: str | None, workdir: Path, gguf: str | None = None) -> Path:
+    """A folder with config.json.
+
+    Raises:
+        ModelMissingError: nothing there, not a model, or the hub cannot be reached.
+    """
+    if gguf:
+        return from_gguf(Path(gguf), workdir / "from-gguf")
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelMissingError(f"{path} holds no config.json: not a model folder")
+        return path.resolve()
+    looks_like_id = re.match(r"^[\w.-]+/[\w.-]+$", name) and not name.startswith((".", "/"))
+    if not looks_like_id:
+        raise ModelMissingError(f"{name} is no folder, and does not look like a hub id (owner/name)")
+    return from_hub(name, revision)
+
+
+def from_hub(name: str, revision: str | None) -> Path:
+    """The local cache first, then the hub.
+
+    Raises:
+        ModelMissingError: not in the cache and not to be fetched.
+    """
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ModelMissingError(f"{name}: huggingface_hub is not installed here; give a folder instead") from error
+    keep = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "tokenizer*"]
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=keep, local_files_only=True)
+        )
+    except Exception:
+        pass  # not in the cache
+    try:
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=keep))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelMissingError(
+            f"{name}: not in the local cache, and the hub ({os.environ.get('HF_ENDPOINT', 'huggingface.co')}) gave "
+            f"nothing ({type(error).__name__}: {reason}); give a folder, or set HF_ENDPOINT to a mirror"
+        ) from error
+
+
+def from_gguf(file: Path, folder: Path) -> Path:
+    """A GGUF file as a normal folder, made with this environment's transformers.
+
+    Raises:
+        ModelMissingError: no such file, or the conversion failed (its last words).
+    """
+    if not file.is_file():
+        raise ModelMissingError(f"{file} is not there")
+    done = subprocess.run(
+        [sys.executable, "-m", "envforge.verify.convert", str(file), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ModelMissingError(f"{file.name} could not be turned into a model folder: {words[-1] if words else '?'}")
+    return folder
+
+
+def marker(folder: Path) -> dict[str, Any]:
+    """What envforge wrote beside a model of its own making, {} for any other."""
+    try:
+        found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

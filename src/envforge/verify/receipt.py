@@ -1,0 +1,128 @@
+"""The receipt: what was checked, the figures, and whether it passed; written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envforge.verify.record import FAIL
+from envforge.verify.settings import Settings
+from envforge.verify.supervise import Layer
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the proof passed, and the first check that failed."""
+
+    passed: bool
+    layer: str | None = None
+    check: str | None = None
+    text: str | None = None
+
+
+def verdict(layers: list[Layer]) -> Verdict:
+    """The first failed check in the order of the layers decides."""
+    for layer in layers:
+        for check in layer.checks:
+            if check.status == FAIL:
+                return Verdict(False, layer.name, check.id, check.text)
+    return Verdict(True)
+
+
+def make_receipt(settings: Settings, layers: list[Layer], started: float, seconds: float) -> dict[str, Any]:
+    """Plain data. Paths of the scratch folder and the machine's name are left out."""
+    notes: dict[str, Any] = {}
+    for layer in layers:
+        notes.update(layer.notes)
+    found = verdict(layers)
+    plan = settings.plan or {}
+    host = notes.pop("host", {})
+    versions = notes.pop("versions", {})
+    chat = {
+        "prompt": settings.prompt,
+        "base": notes.pop("chat", {}).get("answer"),
+        "four_bit": notes.pop("chat_four_bit", {}).get("answer"),
+        "merged": notes.pop("chat_merged", {}).get("answer"),
+    }
+    return {
+        "schema": SCHEMA,
+        "kind": "receipt",
+        "grade": settings.grade,
+        "passed": found.passed,
+        "pending": pending(settings) if found.passed else None,
+        "first_failure": None if found.passed else {"layer": found.layer, "check": found.check, "text": found.text},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "seconds": round(seconds, 2),
+        "device": settings.device,
+        "stack": settings.stack,
+        "model": {"id": settings.model_id, "revision": settings.revision, "expect": settings.expect},
+        "plan_hash": settings.plan_hash,
+        "lock_hash": settings.lock_hash,
+        "image_digest": os.environ.get("ENVFORGE_IMAGE_DIGEST") or None,
+        "plan": {key: plan.get(key) for key in ("variant", "tier", "python", "cuda", "as_of")} if plan else None,
+        "versions": versions,
+        "host": host,
+        "settings": {
+            "steps": settings.steps,
+            "max_length": settings.max_length,
+            "batch_size": settings.batch_size,
+            "accumulation": settings.micro_batches,
+            "learning_rate": settings.learning_rate,
+            "max_grad_norm": settings.max_grad_norm,
+            "precision": settings.precision,
+            "seed": settings.seed,
+            "trust_remote_code": settings.trust_remote_code,
+            "limits": settings.limits,
+        },
+        "chat": chat,
+        "losses": notes.pop("losses", []),
+        "gradient_norms": notes.pop("gradient_norms", []),
+        "notes": notes,
+        "layers": [layer.to_json() for layer in layers],
+    }
+
+
+def pending(settings: Settings) -> str | None:
+    """What a static proof leaves open."""
+    if settings.grade != "static":
+        return None
+    return (
+        "the proof on the GPU is pending: run it where the plan's GPU is (envforge job slurm --verify, or verify there)"
+    )
+
+
+def plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become the strings "nan", "inf", "-inf"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def write_atomic(path: Path, receipt: dict[str, Any]) -> None:
+    """Write JSON next to its place, then move it there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=str(path.parent), prefix=f".{path.name}.")
+    scratch = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(plain(receipt), file, indent=1, sort_keys=True, ensure_ascii=False, default=str)
+            file.write("\n")
+        umask = os.umask(0)
+        os.umask(umask)
+        scratch.chmod(0o666 & ~umask)
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink()
+        raise

@@ -1,0 +1,139 @@
+"""What the checks write down: one line of JSON as each check begins and ends, so that a crash loses nothing.
+
+A stage (one layer) runs in a process of its own and appends to an event file; the supervisor reads it afterwards. When
+the process died, the last `begin` without an `end` names the check that it died in.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+PASS, FAIL, SKIP, WARN = "pass", "fail", "skip", "warn"
+LAYERS = ("environment", "data", "chat", "training", "distributed", "effect")
+
+
+class Fail(Exception):
+    """Ends a check: it failed, and why."""
+
+
+class Skip(Exception):
+    """Ends a check: it could not be made here, and why."""
+
+
+@dataclass
+class Check:
+    """One check: `id` is `layer.what`, `figures` are plain numbers and strings, `text` is for people."""
+
+    id: str
+    layer: str
+    status: str = PASS
+    text: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: str = ""  # end of the traceback, when something was raised
+
+    def figure(self, **values: Any) -> None:
+        """Record figures."""
+        self.figures.update(values)
+
+    def say(self, text: str) -> None:
+        """The sentence of the report."""
+        self.text = text
+
+    def warn(self, text: str) -> None:
+        """Not a failure, but to be known; may be said several times."""
+        self.status = WARN
+        self.text = f"{self.text}; {text}" if self.text else text
+
+    @property
+    def ok(self) -> bool:
+        """Whether what depends on this check may go on."""
+        return self.status in (PASS, WARN)
+
+
+class Recorder:
+    """Collects the checks of one layer and writes each to `sink` (a file) at once."""
+
+    def __init__(self, layer: str, sink: Path | None = None) -> None:
+        self.layer = layer
+        self.sink = sink
+        self.checks: list[Check] = []
+        self.notes: dict[str, Any] = {}
+
+    @contextmanager
+    def check(self, name: str) -> Iterator[Check]:
+        """One check. `Fail` and `Skip` end it; any other exception fails it and keeps the end of its traceback."""
+        check = Check(id=f"{self.layer}.{name}", layer=self.layer)
+        self._emit({"event": "begin", "id": check.id})
+        start = time.monotonic()
+        try:
+            yield check
+        except Fail as stop:
+            check.status, check.text = FAIL, str(stop)
+        except Skip as stop:
+            check.status, check.text = SKIP, str(stop)
+        except (Exception, SystemExit) as error:
+            check.status = FAIL
+            check.text = f"{type(error).__name__}: {first_lines(str(error))}"
+            check.error = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-6000:]
+        check.seconds = round(time.monotonic() - start, 3)
+        self.checks.append(check)
+        self._emit({"event": "end", "check": asdict(check)})
+
+    def note(self, key: str, value: Any) -> None:
+        """Something for the receipt that is not a check: an answer, the losses, versions."""
+        self.notes[key] = value
+        self._emit({"event": "note", "key": key, "value": value})
+
+    def _emit(self, event: dict[str, Any]) -> None:
+        if self.sink is None:
+            return
+        with self.sink.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event, default=str) + "\n")
+
+    @property
+    def failed(self) -> bool:
+        """Whether any check failed so far."""
+        return any(check.status == FAIL for check in self.checks)
+
+
+def first_lines(text: str, count: int = 3, width: int = 400) -> str:
+    """The first lines of a message, on one line."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    joined = " ".join(lines[:count])
+    return joined if len(joined) <= width else joined[: width - 3] + "..."
+
+
+def read_events(path: Path) -> tuple[list[Check], dict[str, Any], str | None]:
+    """-> the checks that ended, the notes, and the id of the check that began and did not end (None when all did)."""
+    checks: list[Check] = []
+    notes: dict[str, Any] = {}
+    open_id: str | None = None
+    if not path.exists():
+        return checks, notes, None
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # the process died while it wrote this line
+        if event["event"] == "begin":
+            open_id = event["id"]
+        elif event["event"] == "end":
+            checks.append(Check(**event["check"]))
+            open_id = None
+        elif event["event"] == "note":
+            notes[event["key"]] = event["value"]
+    return checks, notes, open_id
+
+
+def progress(text: str) -> None:
+    """A line for the person who waits; stdout is kept for the report."""
+    print(text, file=sys.stderr, flush=True)

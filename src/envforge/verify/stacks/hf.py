@@ -1,0 +1,204 @@
+"""Transformers and PEFT: the plain stack, and the base of the other adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from envforge.verify.policy import Precision, TrainingPolicy
+from envforge.verify.record import Recorder, Skip
+from envforge.verify.settings import Settings
+
+
+def version_of(package: str) -> tuple[int, ...]:
+    """Leading numbers of an installed version, () when it is not installed."""
+    from importlib import metadata
+
+    try:
+        text = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ()
+    numbers = []
+    for part in text.split("+")[0].split("."):
+        digits = "".join(char for char in part if char.isdigit())
+        if not digits or not part[0].isdigit():
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def dtype_argument(dtype: Any) -> dict[str, Any]:
+    """`torch_dtype` became `dtype` in transformers 4.56."""
+    return {"dtype" if version_of("transformers") >= (4, 56) else "torch_dtype": dtype}
+
+
+class HfStack:
+    """Loads with the auto classes, trains with PEFT's LoRA, merges with `merge_and_unload`."""
+
+    name = "transformers"
+    needs: tuple[str, ...] = ("torch", "transformers", "peft")
+    gpu_only_import = False  # whether importing the framework fails without a GPU
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def prepare_import(self) -> None:
+        """What must happen before anything heavy is imported (import order, environment variables)."""
+
+    def self_check(self, recorder: Recorder) -> None:
+        """The framework's own check, where it has one."""
+
+    def policy(self) -> TrainingPolicy:
+        """The training policy with what the run was asked for."""
+        settings = self.settings
+        return TrainingPolicy(
+            max_length=settings.max_length,
+            batch_size=settings.batch_size,
+            accumulation=settings.micro_batches,
+            learning_rate=settings.learning_rate,
+            max_grad_norm=settings.max_grad_norm,
+            precision=settings.precision,
+            seed=settings.seed,
+        )
+
+    def precision(self) -> Precision:
+        """Precision on the device of the run."""
+        return self.policy().precision_for(self.settings.device)
+
+    def _remote(self) -> dict[str, Any]:
+        return {"trust_remote_code": True} if self.settings.trust_remote_code else {}
+
+    def tokenizer(self, folder: str | None = None) -> Any:
+        """The real tokenizer, with a padding token."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder or self.settings.model, **self._remote())
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    def config(self, folder: str | None = None) -> Any:
+        """The model's configuration."""
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(folder or self.settings.model, **self._remote())
+
+    def model(self, folder: str | None = None, dtype: Any = None) -> Any:
+        """The model on the device of the run, in the precision of the run unless `dtype` is given."""
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(
+            folder or self.settings.model, **dtype_argument(dtype or self.precision().dtype), **self._remote()
+        )
+        return model.to(self.settings.device).eval()
+
+    def chat_model(self) -> Any:
+        """The base model as one would chat with it."""
+        return self.model()
+
+    def four_bit_model(self) -> Any:
+        """The base model quantised to 4 bits while loading.
+
+        Raises:
+            Skip: bitsandbytes is absent or cannot do it on this device; the reason.
+        """
+        import torch
+
+        why_not = four_bit_obstacle(self.settings.device)
+        if why_not:
+            raise Skip(why_not)
+        from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+        quantised = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=self.precision().dtype
+        )
+        device = torch.device(self.settings.device, 0) if self.settings.device == "cuda" else "cpu"
+        return AutoModelForCausalLM.from_pretrained(
+            self.settings.model,
+            quantization_config=quantised,
+            device_map={"": device},
+            **dtype_argument(self.precision().dtype),
+            **self._remote(),
+        ).eval()
+
+    def training_model(self, policy: TrainingPolicy) -> Any:
+        """The base model with fresh LoRA adapters, in training mode, checkpointing on where it can be."""
+        from peft import LoraConfig, get_peft_model
+
+        model = self.model()
+        model.config.use_cache = False
+        if policy.gradient_checkpointing:
+            enable_checkpointing(model)
+        config = LoraConfig(
+            r=policy.lora_r,
+            lora_alpha=policy.lora_alpha,
+            lora_dropout=policy.lora_dropout,
+            target_modules=linear_names(model),
+            task_type="CAUSAL_LM",
+        )
+        model = get_peft_model(model, config)
+        for _, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                # PEFT of old leaves adapters in the base's half precision, which a GradScaler refuses.
+                parameter.data = parameter.data.float()
+        return model.train()
+
+    def save_adapter(self, model: Any, tokenizer: Any, folder: Path) -> None:
+        """Write the adapter alone."""
+        model.save_pretrained(str(folder))
+
+    def with_adapter(self, folder: Path) -> Any:
+        """The base model with a saved adapter on it."""
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(self.model(), str(folder)).to(self.settings.device).eval()
+
+    def merge(self, model: Any) -> Any:
+        """Fold the adapter into the weights."""
+        return model.merge_and_unload()
+
+    def save_merged(self, merged: Any, tokenizer: Any, folder: Path) -> None:
+        """Write a folder that stands alone."""
+        merged.save_pretrained(str(folder), safe_serialization=True)
+        tokenizer.save_pretrained(str(folder))
+
+    def extra_training(self, recorder: Recorder, model: Any, tokenizer: Any) -> None:
+        """The framework's own way to train, beyond the step-by-step loop of the proof."""
+        from envforge.verify.layers.trainer import trainer_roundtrip
+
+        trainer_roundtrip(self, recorder, model, tokenizer)
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Gradient checkpointing, non-reentrant where the release can."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        return
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except TypeError:  # transformers before 4.35
+        model.gradient_checkpointing_enable()
+    # Frozen embeddings give activations without gradients, and then nothing would reach the adapters.
+    model.enable_input_require_grads()
+
+
+def linear_names(model: Any) -> list[str]:
+    """Names (last part) of the linear layers inside the blocks; the output head stays as it is."""
+    import torch
+
+    head = model.get_output_embeddings()
+    names = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    return sorted(names)
+
+
+def four_bit_obstacle(device: str) -> str:
+    """Why 4-bit cannot be done on this device; "" when it can."""
+    version = version_of("bitsandbytes")
+    if not version:
+        return "bitsandbytes is not installed"
+    if device != "cuda" and version < (0, 46):
+        return "bitsandbytes before 0.46 quantises on CUDA only"
+    return ""
