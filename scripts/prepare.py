@@ -17,6 +17,7 @@ SYSTEM = {
     "dockerd": "docker.io",
     "debootstrap": "debootstrap",
     "dash": "dash",
+    "busybox": "busybox",
 }
 TORCH = "2.13.0"
 STACK = ["transformers==5.17.0", "peft==0.21.2", "accelerate==1.15.0", "datasets==4.8.5", "gguf", "sentencepiece"]
