@@ -65,8 +65,8 @@ def load_matrix(
     Raises:
         DataError: every fault of every file, as "file:line: section row N field X: ...".
     """
-    files = _collect(folder, layers)
-    matrix_hash = _hash(files)
+    files = collect(folder, layers)
+    matrix_hash = hash_files(files)
     key = hashlib.sha256(f"{FORMAT} {matrix_hash} {_code_hash()}".encode()).hexdigest()
     names = ("shipped", *(str(layer) for layer in layers))
     rows = None
@@ -230,14 +230,16 @@ def _cuda_bases(row: Mapping[str, Any], system: Mapping[str, Any], source: Sourc
     ]
 
 
-class _File(NamedTuple):
+class File(NamedTuple):
+    """One file of a layer."""
+
     where: str  # name in messages
     layer: int  # 0 = shipped
     inside: str  # path inside its layer, the same on every machine
     raw: bytes
 
 
-def _collect(folder: Path, layers: tuple[Path, ...]) -> list[_File]:
+def collect(folder: Path, layers: tuple[Path, ...]) -> list[File]:
     """Every file, shipped first, sorted within a layer."""
     found = []
     for number, place in enumerate((folder, *layers)):
@@ -251,13 +253,13 @@ def _collect(folder: Path, layers: tuple[Path, ...]) -> list[_File]:
             inside = path.name if path == place else path.relative_to(place).as_posix()
             where = f"matrix/data/{inside}" if place is DATA else str(path)
             try:
-                found.append(_File(where, number, inside, path.read_bytes()))
+                found.append(File(where, number, inside, path.read_bytes()))
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     return found
 
 
-def _hash(files: Sequence[_File]) -> str:
+def hash_files(files: Sequence[File]) -> str:
     """Hash of all rows; it does not depend on where a layer lies."""
     parts = (part for file in files for part in (f"{file.layer}/{file.inside}".encode(), file.raw))
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

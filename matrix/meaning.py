@@ -58,6 +58,61 @@ class Row:
         return f"{self.where}:{line_of(self.lines, path)}: {place_of(path)}: {text}"
 
 
+@dataclass
+class Placed:
+    """All rows with their places, before they lose them: what `check` works on.
+
+    rows: section -> rows, the layers merged. policy: the fields of all files. policy_row: the place of each field.
+    faults: what is wrong already ("file:line: ...").
+    """
+
+    rows: dict[str, list[Row]]
+    policy: dict[str, Any]
+    policy_row: dict[str, Row]
+    faults: list[str]
+
+
+Parsed = tuple[Any, Lines, list[str]]  # data, lines, faults of one file
+
+
+def parse_file(where: str, raw: bytes, schema: Mapping[str, Any]) -> Parsed:
+    """One file as plain data, its lines, and every fault of YAML and schema in it."""
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return None, {}, [f"{where}:{raw[: error.start].count(10) + 1}: not UTF-8 text"]
+    data, lines, found = parse_strict(text, where, max_bytes=MAX_BYTES, floats=True)
+    if lines:
+        found += validate(data, lines, schema, where)
+    return data, lines, found
+
+
+def place_rows(files: Sequence[tuple[str, int, Parsed]]) -> Placed:
+    """Merge parsed files, lowest layer first, and check what their rows mean to each other.
+
+    `source` of every row is expanded to [text, confidence], `layer` is added to it.
+    """
+    faults: list[str] = []
+    merged: dict[str, dict[tuple[Any, ...], Row]] = {section: {} for section in IDENTITY}
+    policy: dict[str, Any] = {}
+    policy_row: dict[str, Row] = {}
+    for where, layer, (data, lines, found) in files:
+        faults += found
+        if found or not isinstance(data, dict):
+            continue
+        for name, value in data.get("policy", {}).items():
+            policy[name] = value
+            policy_row[name] = Row({name: value}, where, lines, ("policy",))
+        faults += _merge(data, where, layer, lines, merged)
+    rows = {section: list(table.values()) for section, table in merged.items()}
+    if not faults:
+        faults += _meaning(rows)
+        missing = [name for name in ("as_of", "pythons", "coherence_days", "stale_days") if name not in policy]
+        if missing:
+            faults.append(f"{files[0][0] if files else 'matrix'}:1: policy: {', '.join(missing)} missing in every file")
+    return Placed(rows, policy, policy_row, faults)
+
+
 def read_rows(files: Sequence[tuple[str, int, bytes]], schema: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Parse, check and merge all files.
 
@@ -71,32 +126,11 @@ def read_rows(files: Sequence[tuple[str, int, bytes]], schema: Mapping[str, Any]
     Raises:
         DataError: every fault of every file.
     """
-    faults: list[str] = []
-    merged: dict[str, dict[tuple[Any, ...], Row]] = {section: {} for section in IDENTITY}
-    policy: dict[str, Any] = {}
-    for where, layer, raw in files:
-        try:
-            text = raw.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            faults.append(f"{where}:{raw[: error.start].count(10) + 1}: not UTF-8 text")
-            continue
-        data, lines, found = parse_strict(text, where, max_bytes=MAX_BYTES, floats=True)
-        if lines:
-            found += validate(data, lines, schema, where)
-        faults += found
-        if found or not isinstance(data, dict):
-            continue
-        policy.update(data.get("policy", {}))
-        faults += _merge(data, where, layer, lines, merged)
-    if faults:
-        raise_faults(faults)
-    rows = {section: list(table.values()) for section, table in merged.items()}
-    faults += _meaning(rows)
-    missing = [name for name in ("as_of", "pythons", "coherence_days", "stale_days") if name not in policy]
-    if missing:
-        faults.append(f"{files[0][0] if files else 'matrix'}:1: policy: {', '.join(missing)} missing in every file")
-    raise_faults(faults)
-    return {section: [row.data for row in table] for section, table in rows.items()} | {"policy": [policy]}
+    placed = place_rows([(where, layer, parse_file(where, raw, schema)) for where, layer, raw in files])
+    raise_faults(placed.faults)
+    return {section: [row.data for row in table] for section, table in placed.rows.items()} | {
+        "policy": [placed.policy]
+    }
 
 
 def _merge(
@@ -108,6 +142,7 @@ def _merge(
     used = set()
     for section, key_fields in IDENTITY.items():
         for number, item in enumerate(data.get(section, ())):
+            item = dict(item)  # the parsed file stays as it is: the checks read one file many times
             row = Row(item, where, lines, (section, number))
             source = item["source"]
             if isinstance(source, str):
