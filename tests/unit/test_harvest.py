@@ -98,7 +98,7 @@ def test_fresh_harvest(index: FakeIndex, folder: Path) -> None:
 
 
 def test_floor_keeps_old_releases(index: FakeIndex, folder: Path) -> None:
-    for version, day in (("1.12.1", "2022-08-05"), ("1.13.0", "2022-10-28"), ("1.13.1", "2022-12-15")):
+    for version, day in (("1.12.1", "2022-08-05"), ("1.13.0", "2022-10-20"), ("1.13.1", "2022-10-28")):
         filename = f"torch-{version}-cp311-cp311-manylinux1_x86_64.whl"
         requires = ["typing-extensions", "nvidia-cublas-cu11 (==11.10.3.66)", 'cuda-bindings; sys_platform == "linux"']
         index.add("torch", filename, b"", day, beside=metadata("torch", version, requires))
@@ -194,13 +194,15 @@ def test_without_ranges_the_index_json_is_asked(index: FakeIndex, folder: Path) 
     index.ranges = False
     index.trickle = {"/files/.*"}  # read whole, they would take a day
     body = wheel("peft", "0.3.0", ["torch"])
-    for version in ("0.3.0", "0.4.0"):
+    for version in ("0.2.0", "0.3.0", "0.4.0"):
         index.add("peft", f"peft-{version}-py3-none-any.whl", body, "2023-05-10")
-    info = {"version": "0.3.0", "requires_dist": ["torch>=1.13.0"]}
-    index.bodies["/pypi/peft/0.3.0/json"] = json.dumps({"info": info}).encode()
+    for version, requires in (("0.2.0", None), ("0.3.0", ["torch>=1.13.0"])):
+        info = {"version": version, "requires_dist": requires}
+        index.bodies[f"/pypi/peft/{version}/json"] = json.dumps({"info": info}).encode()
     rows = run(index, "peft", folder)
     assert (rows["0.3.0"].requires, rows["0.3.0"].requires_from) == (("torch>=1.13.0",), "index")
-    assert (rows["0.4.0"].requires, rows["0.4.0"].requires_from) == ((), "unknown")
+    assert (rows["0.2.0"].requires, rows["0.2.0"].requires_from) == ((), "unknown"), "null: the index read none"
+    assert (rows["0.4.0"].requires, rows["0.4.0"].requires_from) == ((), "unknown"), "no such answer"
 
 
 SETUP = "open('ran', 'w')\nraise SystemExit('code of the archive was run')\n"
@@ -319,6 +321,15 @@ def test_a_damaged_cache_is_read_anew(index: FakeIndex, folder: Path) -> None:
     assert len(run(index, "peft", folder)) == 2
 
 
+def test_the_cache_counts_for_the_same_file_only(index: FakeIndex, folder: Path) -> None:
+    name = index.release("peft", "1.0", "2024-06-01", ["torch"])
+    run(index, "peft", folder)
+    (folder / "peft.json").unlink()
+    body = wheel("peft", "1.0", ["torch", "numpy"])
+    index.add("peft", name, body, "2024-06-01", beside=metadata("peft", "1.0", ["torch", "numpy"]))
+    assert set(run(index, "peft", folder)["1.0"].requires) == {"torch", "numpy"}
+
+
 def test_a_damaged_release_file_is_written_anew(index: FakeIndex, folder: Path) -> None:
     fill(index, "peft", 2)
     run(index, "peft", folder)
@@ -396,7 +407,9 @@ def test_errors_slowness_and_cuts_leave_the_old_file(index: FakeIndex, folder: P
     assert "HTTP 401" in refused(index, "peft", folder).cause
     index.fail = {}
     index.trickle = {"/simple/peft/"}
+    sent = index.sent["/simple/peft/"]
     assert "out of time" in refused(index, "peft", folder, deadline_s=0.5).cause
+    assert index.sent["/simple/peft/"] - sent < 500, "it waited for the whole page"
     index.trickle = set()
     index.bodies[f"/files/{new}.metadata"] = b"Metadata-Version: 2.1\nName: peft\nVersion: 1.9\nRequires-Dist: evil\n"
     assert "hash" in refused(index, "peft", folder).cause

@@ -76,7 +76,7 @@ def test_every_truncation_names_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", sorted(json.loads(SMALL).keys() - {"rules", "harvested"}))
 def test_a_wrong_or_missing_part_names_the_file(tmp_path: Path, key: str) -> None:
     data = json.loads(SMALL)
-    for value in (None, 7, [[0, 99]], [{}]):
+    for value in (None, 7, [[0, 99]], [[0, 99], [0, 1]], [{}]):
         _damaged(tmp_path, json.dumps({**data, key: value}))
     del data[key]
     _damaged(tmp_path, json.dumps(data))

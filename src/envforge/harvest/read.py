@@ -57,7 +57,7 @@ class Reader:
     index: Index
     store: Store
     name: str
-    index_json: bool = field(default=True)  # until the index once has no JSON for a release
+    json_misses: int = field(default=0, init=False)  # in a row; an index that has no such answers is not asked for ever
 
     def requirements(self, one: Pick) -> tuple[list[str], RequiresFrom]:
         """The Requires-Dist lines of one release and where they stand; [] and "unknown" where nothing declares them.
@@ -108,13 +108,14 @@ class Reader:
             raise IndexUnreachableError(f"{self.index.shown(url)} is not a readable wheel ({error})") from error
 
     def _from_index_json(self, one: Pick) -> tuple[list[str], RequiresFrom]:
-        if not self.index_json or not self.index.base.endswith("/simple"):
+        if self.json_misses >= 3 or not self.index.base.endswith("/simple"):
             return [], "unknown"
         url = f"{self.index.base.removesuffix('/simple')}/pypi/{self.name}/{one.version}/json"
         answer = self.index.get(url, limit=16 * MIB)
         if answer is None:
-            self.index_json = False
+            self.json_misses += 1
             return [], "unknown"
+        self.json_misses = 0
         try:
             info = json.loads(answer.body)["info"]
             lines = info["requires_dist"]
