@@ -53,7 +53,8 @@ class Plan:
     local part. constraints: further PEP 508 lines for the closure, from rules on packages outside the matrix
     (`pyarrow<26`). as_of: ISO date of coherence or None. undated: packages that the closure must not cut off at that
     date (torch, its own needs, and every pin newer than the date). extras: `{"transformers": ("torch",)}`.
-    source_only: pins that have no wheel and are compiled, with what they need.
+    source_only: pins that have no wheel and are compiled, with what they need. left_out: packages that something declares
+    but that must not come in (torchvision beside a CPU torch where only its CUDA build is to be had: it fails at import).
     """
 
     python: str
@@ -69,6 +70,7 @@ class Plan:
     as_of: str | None = None
     undated: tuple[str, ...] = ()
     source_only: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     cuda: str | None = None  # torch's CUDA, "12.6": the one value behind index, base, toolkit and post-build check
     matrix_hash: str = ""
     matrix_as_of: str = ""
@@ -101,8 +103,8 @@ def load_plan(text: str, where: str = "plan.json") -> Plan:
         data["reasons"] = {name: tuple(Reason(**row) for row in rows) for name, rows in data["reasons"].items()}
         data["warnings"] = tuple(Warning_(**row) for row in data["warnings"])
         data["extras"] = {name: tuple(extras) for name, extras in data["extras"].items()}
-        for key in ("requests", "constraints", "undated", "source_only"):
-            data[key] = tuple(data[key])
+        for key in ("requests", "constraints", "undated", "source_only", "left_out"):
+            data[key] = tuple(data.get(key, ()))
         return Plan(**data)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: not an envforge plan ({error})", "make it again with envforge resolve") from error
