@@ -20,6 +20,7 @@ Kind = Literal[
     "inherited",
     "requires-python",
     "wheels",
+    "archive",
     "builds",
     "code",
     "floor",
