@@ -34,6 +34,7 @@ from envforge.resolver.encoding import (
 )
 from envforge.resolver.facts import Fact
 from envforge.resolver.hosts import Host, covers, family_floor, key, shipped_driver
+from envforge.resolver.metadata import parse_line
 from envforge.resolver.packages import packages
 from envforge.resolver.request import Request
 from envforge.resolver.rules import rule_rows, rule_terms, violated_terms
