@@ -380,3 +380,52 @@ def test_the_lock_installs_into_an_environment(index: StandIn, tmp_path: Path) -
     )
     assert told.stdout.split()[:3] == ["2.6.0+cu126", "2.2.0", "0.13.2"]
     assert str(tmp_path) in told.stdout
+
+
+def test_a_companion_that_only_the_closure_brings_in_fits_the_variant_too(index: StandIn) -> None:
+    index.add("simple", "timm", "1", "torchvision")
+    index.add("simple", "torchvision", "0.21.0", "torch==2.6.0", tag=LINUX)
+    index.add("simple", "torchvision", "0.20.0", "torch==2.5.0", tag=LINUX)
+    plan = make_plan({"torch": "2.6.0"}, requests=("torch", "timm"))
+    made = lock(plan, settings_for(index))
+    assert versions(made)["torchvision"] == "0.21.0+cu126"
+    assert made.index_kinds == {"torch": "torch", "torchvision": "torch"}
+    made = lock(make_plan({"torch": "2.6.0"}, "cu124", requests=("torch", "timm")), settings_for(index))
+    assert versions(made)["torchvision"] == "0.21.0"
+
+
+def test_a_companion_without_a_fitting_build_is_left_out_and_told(index: StandIn, tmp_path: Path) -> None:
+    """The default index's torchvision holds CUDA code that a CPU torch cannot load: seen to fail at import."""
+    name, data = build_wheel("torch", "2.6.0+cpu", ("numpy",), tag=LINUX)
+    (tmp_path / name).write_bytes(data)
+    index.add("simple", "timm", "1", "torchvision")
+    index.add("simple", "torchvision", "0.21.0", "torch==2.6.0", "pillow", tag=LINUX)
+    index.add("simple", "pillow", "11")
+    settings = settings_for(index, find_links=(str(tmp_path),))
+    made = lock(make_plan({"torch": "2.6.0"}, "cpu", requests=("torch", "timm")), settings)
+    assert versions(made) == {"numpy": "2.2.0", "timm": "1", "torch": "2.6.0+cpu"}
+    assert made.left_out == ("torchvision",)
+    assert "torchvision is left out: no build of it for cpu" in made.warnings[0]
+
+
+def test_what_the_plan_leaves_out_stays_out(index: StandIn) -> None:
+    plan = make_plan({"peft": "0.13.2", "torch": "2.6.0"}, "cu124", left_out=("numpy",))
+    assert versions(lock(plan, settings_for(index))) == {"peft": "0.13.2", "torch": "2.6.0"}
+
+
+def test_torch_that_the_plan_does_not_know_is_not_locked_by_accident(index: StandIn) -> None:
+    index.add("simple", "lightning", "1", "torch")
+    with pytest.raises(ConflictError, match="the plan has no torch"):
+        lock(make_plan({"transformers": "4.46.0"}, "cpu", requests=("lightning",)), settings_for(index))
+
+
+def test_torch_from_a_folder_and_its_companion_from_the_torch_index(index: StandIn, tmp_path: Path) -> None:
+    name, data = build_wheel("torch", "2.6.0+cu126", ("numpy",), tag=LINUX)
+    (tmp_path / name).write_bytes(data)
+    index.add("simple", "timm", "1", "torchvision", uploaded="2024-01-01T00:00:00Z")
+    index.add("simple", "torchvision", "0.21.0", "torch==2.6.0", tag=LINUX, uploaded="2024-01-01T00:00:00Z")
+    settings = settings_for(index, find_links=(str(tmp_path),))
+    plan = make_plan({"torch": "2.6.0"}, requests=("torch", "timm"), as_of="2024-11-23")
+    made = lock(plan, settings)
+    assert made.index_kinds == {"torch": "find-links", "torchvision": "torch"}
+    assert f"--extra-index-url {index.url}/whl/cu126\n" in made.requirements

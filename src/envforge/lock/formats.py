@@ -53,7 +53,8 @@ class Lock:
     requirements, pylock: the texts of the two files. hash: hex SHA-256 of the canonical requirements (name, version,
     hashes; not where they come from). exempted: packages that were let past the plan's date because nothing solved
     otherwise. excluded: `name!=version` that were ruled out because their Requires-Python does not allow this Python.
-    warnings: for the user. seconds and calls: what uv took.
+    left_out: packages that something declares but that were kept out. warnings: for the user. calls and
+    seconds: what uv took.
     """
 
     requirements: str
@@ -67,6 +68,7 @@ class Lock:
     torch_index: str | None = None
     exempted: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     calls: int = 0
     seconds: float = 0.0

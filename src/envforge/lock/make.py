@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envforge.errors import ConflictError, EnvforgeError
-from envforge.lock.availability import Availability
+from envforge.lock.availability import FAMILY, Availability
 from envforge.lock.formats import Lock, LockedPackage, lock_hash, parse_pylock, pylock_text, requirements_text
 from envforge.lock.local import LocalWheel
-from envforge.lock.project import Problem, make_problem
+from envforge.lock.project import Problem, companion, make_problem, with_torch_index
 from envforge.lock.pythons import forbidden
 from envforge.lock.runner import UvResult, explain_failure, message, reason, run_uv
 from envforge.lock.settings import PipSettings, index_arguments, uv_environment
@@ -79,6 +79,9 @@ class _Asker:
         # By option and not in the project, because UV_NO_CONFIG and UV_CONFIG_FILE make uv pass over [tool.uv] (but
         # not over the sources and the explicit index that they name).
         arguments += [*index_arguments(self.settings), *problem.options()]
+        if problem.left_out:  # an option of newer uv: not given when nothing is left out
+            (self.folder / "excludes.txt").write_text("\n".join((*problem.left_out, "")), encoding="utf-8")
+            arguments += ["--excludes", str(self.folder / "excludes.txt")]
         for path in (str(self.folder / "constraints.txt"), *self.settings.constraints):
             arguments += ["--constraints", path]
         result = run_uv(
@@ -134,8 +137,9 @@ def make_lock(
     problem = make_problem(plan, availability, settings, links=links, local=local, wheel_folder=wheel_folder)
     with tempfile.TemporaryDirectory(prefix="envforge-lock-") as folder:  # mode 0700
         asker = _Asker(settings, Path(folder), uv, time.monotonic() + timeout)
-        closing = _Closing(plan, asker, problem)
+        closing = _Closing(plan, availability, asker, problem)
         packages, text = closing.run()
+    problem = closing.problem
     torch_index = problem.torch_index.url if problem.torch_index is not None else None
     digest = lock_hash(packages)
     row = {"lock": digest, "plan": plan.hash(), "python": plan.python, "variant": plan.variant}
@@ -158,6 +162,7 @@ def make_lock(
         torch_index=torch_index,
         exempted=tuple(closing.exempted),
         excluded=tuple(closing.excluded),
+        left_out=problem.left_out,
         warnings=tuple(asker.warnings),
         calls=asker.calls,
         seconds=asker.seconds,
@@ -169,6 +174,7 @@ class _Closing:
     """One closure under way: the question as it stands, and what was conceded so far."""
 
     plan: Plan
+    availability: Availability
     asker: _Asker
     problem: Problem
     exempted: list[str] = field(default_factory=list)
@@ -179,6 +185,8 @@ class _Closing:
         for _ in range(MAX_EXCLUDE + 1):
             text = self.solve()
             packages = self.packages(text)
+            if self.companions(packages):
+                continue
             bad = forbidden(packages, self.plan, self.asker.settings)
             for name, why in bad.items():
                 if name in self.plan.pins:
@@ -194,6 +202,36 @@ class _Closing:
             f"releases that Python {self.plan.python} may not use keep turning up: {', '.join(self.excluded)}",
             "choose another Python",
         )
+
+    def companions(self, packages: list[LockedPackage]) -> bool:
+        """Torch and its companions that only the closure brought in: they must fit the variant too. True: ask again."""
+        changed = False
+        for package in packages:
+            if package.name not in FAMILY or package.name in dict(self.problem.pins):
+                continue
+            if "torch" not in self.plan.pins:
+                raise ConflictError(
+                    f"something in the closure needs {package.name}, and the plan has no torch",
+                    "ask for torch by name, so that its build is chosen for these hosts",
+                    id="torch-not-planned",
+                )
+            version = package.version.partition("+")[0]
+            route = companion(self.plan, self.availability, package.name, version)
+            if route is not None and route.version == package.version and route.index is None:
+                continue
+            changed = True
+            if route is not None:
+                pins = tuple(sorted((*self.problem.pins, (package.name, version))))
+                self.problem = replace(self.problem, pins=pins, routes=(*self.problem.routes, route))
+                if route.index:
+                    self.problem = with_torch_index(self.problem, self.plan, self.asker.settings)
+                continue
+            self.problem = replace(self.problem, left_out=(*self.problem.left_out, package.name))
+            self.asker.warnings.append(
+                f"{package.name} is left out: no build of it for {self.plan.variant} can be had here, and the default "
+                "index's build fails at import beside this torch"
+            )
+        return changed
 
     def packages(self, text: str) -> list[LockedPackage]:
         torch_names = {route.package for route in self.problem.routes if route.index}

@@ -48,6 +48,7 @@ class Problem:
 
     routes: per package of the torch family. requests: lines that no pin covers. exempt: not cut off at `as_of`.
     builds: source archives that may be built. metadata: requires-dist and requires-python of pins without a wheel.
+    left_out: packages that must not be in the answer, whoever declares them.
     local: wheels built from local requests, name -> file address. links: further folders of wheels (wheelhouse).
     """
 
@@ -63,6 +64,7 @@ class Problem:
     exempt: frozenset[str] = frozenset()
     builds: frozenset[str] = frozenset()
     metadata: tuple[tuple[str, str, tuple[str, ...], str], ...] = ()
+    left_out: tuple[str, ...] = ()
     local: tuple[tuple[str, str], ...] = ()
     links: tuple[str, ...] = ()
 
@@ -162,12 +164,8 @@ def make_problem(
     exempt = {_normal(name) for name in plan.undated} | set(built)
     if "torch" in plan.pins:
         exempt |= {"torch", *CUDA_NAMES}
-    torch_index = None
-    if any(route.index == TORCH for route in routes):
-        torch_index = named(TORCH, f"{settings.torch_index.rstrip('/')}/{plan.variant}")
-        exempt |= set(TORCH_INDEX_NAMES)
     builds = {_normal(name) for name in plan.source_only} - have
-    return Problem(
+    problem = Problem(
         python=plan.python,
         platform=python_platform(plan.target.arch, plan.target.glibc),
         pins=tuple(sorted({**plan.pins, **{name: wheel.version for name, wheel in built.items()}}.items())),
@@ -175,16 +173,23 @@ def make_problem(
         requests=_free_requests(plan, set(built)),
         constraints=plan.constraints,
         routes=routes,
-        torch_index=torch_index,
         as_of=None if settings.no_index else plan.as_of,  # a folder of wheels is its own cut-off
         exempt=frozenset(exempt),
         builds=frozenset(builds),
         metadata=_source_metadata(plan, builds),
+        left_out=plan.left_out,
         local=tuple(
             (name, ((wheel_folder or Path()).absolute() / w.file).as_uri()) for name, w in sorted(built.items())
         ),
         links=links,
     )
+    return with_torch_index(problem, plan, settings) if any(route.index for route in routes) else problem
+
+
+def with_torch_index(problem: Problem, plan: Plan, settings: PipSettings) -> Problem:
+    """The question with the PyTorch index of the plan's variant; it gives no upload times, so no date there."""
+    index = named(TORCH, f"{settings.torch_index.rstrip('/')}/{plan.variant}")
+    return replace(problem, torch_index=index, exempt=problem.exempt | set(TORCH_INDEX_NAMES))
 
 
 def _route(plan: Plan, availability: Availability, name: str, version: str) -> Route:
@@ -193,6 +198,12 @@ def _route(plan: Plan, availability: Availability, name: str, version: str) -> R
     if not found:
         raise _nowhere(plan, availability, name, version)
     return _as_route(found[0], plan.variant)
+
+
+def companion(plan: Plan, availability: Availability, name: str, version: str) -> Route | None:
+    """The route of a torch companion that the plan does not pin but the closure holds; None where no build fits."""
+    found = find_builds(availability, name, version, plan.variant, plan.python, plan.pins["torch"])
+    return _as_route(found[0], plan.variant) if found else None
 
 
 def _as_route(build: Build, variant: str) -> Route:
