@@ -50,11 +50,14 @@ def run(settings: Settings, recorder: Recorder) -> None:
         same(merged_logits, with_adapter, tolerance, "merging changed the logits")
         stored = stored_dtype(settings.model)
         if stored in NAMES:
-            # What is written must be as the base is, whatever the proof computed in; that rounds each weight once.
-            merged = merged.to(getattr(torch, NAMES[stored]))
-            rounded = logits_of(merged.to(stack.precision().dtype), batch)
+            # What is written must be as the base is, whatever the proof computed in: that rounds each weight once.
+            # Only the weights: rounding the rotary table too would change it for this process alone.
+            kind = getattr(torch, NAMES[stored])
+            for parameter in merged.parameters():
+                parameter.data = parameter.data.to(kind).to(parameter.dtype)
+            rounded = logits_of(merged, batch)
             check.figure(rounding=spread_share(rounded, merged_logits))
-            merged, merged_logits = merged.to(getattr(torch, NAMES[stored])), rounded
+            merged, merged_logits = merged.to(kind), rounded
         stack.save_merged(merged, tokenizer, folder)
         files = sorted(path.name for path in folder.iterdir())
         check.figure(files=files)
