@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from envforge.matrix.releases import Release, load_releases
 from envforge.resolver.constraints import PYTHON, VARIANT, Encoding, Options, encode
 from envforge.resolver.explain import Statement, statements
+from envforge.resolver.facts import fact_of
 from envforge.resolver.hosts import Host
 from envforge.resolver.request import Request
 from envforge.resolver.solve import Row
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`broken`: rows that the set breaks. `missing`: dependencies that are not in the set. `unknown`: pins whose package
-    or version the matrix does not know."""
+    """`broken`: rows that the set breaks. `missing`: dependencies that are not in the set. `unknown`: pins that the matrix
+    does not know, by package or by version."""
 
     broken: tuple[Statement, ...]
     missing: tuple[Statement, ...]
@@ -56,12 +57,12 @@ def judge(
     broken: list[Row] = []
     missing: list[Row] = []
     for row in enc.rows:
-        if row.origin.kind == "request" or (any_variant and row.origin.key == ("option", VARIANT)):
+        if fact_of(row).kind == "request" or (any_variant and fact_of(row).key == ("option", VARIANT)):
             continue
         state = _state(enc, row, values)
         if state == "broken":
             broken.append(row)
-        elif state == "missing" and row.origin.kind != "option":
+        elif state == "missing" and fact_of(row).kind != "option":
             missing.append(row)
     if variant is None:
         broken += _no_value(enc, values, VARIANT, any_variant)
@@ -111,7 +112,7 @@ def _no_value(enc: Encoding, values: Mapping[str, int], name: str, any_variant: 
     left = enc.domains[name].all_mask
     used: list[Row] = []
     for row in enc.rows:
-        if any_variant and row.origin.key == ("option", VARIANT):
+        if any_variant and fact_of(row).key == ("option", VARIANT):
             continue
         others = [(n, m) for n, m in row.terms if n != name]
         own = [m for n, m in row.terms if n == name]

@@ -1,23 +1,21 @@
-"""A conflict's facts -> sentences, and the smallest changes that would make the request solvable.
+"""A conflict's facts -> sentences about hosts and packages, never about variables or masks.
 
-The facts come from the search's derivation, minimised so that leaving out any one of them makes the rest solvable.
-Sentences speak of hosts and packages, never of variables or masks. A fix is printed only after it was solved.
+The facts come from the search's derivation, minimised so that leaving out any one of them makes the rest solvable. Of
+these, what goes without saying (which pythons there are, that a GPU wants a CUDA build) is left unsaid.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
-from envforge.resolver.constraints import DRIVER, GLIBC, PYTHON, VARIANT, Encoding, sm_name, variant_cuda
-from envforge.resolver.facts import Fact
+from envforge.resolver.encoding import PYTHON, VARIANT, Encoding, sm_name, variant_cuda
+from envforge.resolver.facts import Fact, fact_of
+from envforge.resolver.hosts import key
 from envforge.resolver.request import Request
 from envforge.resolver.solve import Row
 
-if TYPE_CHECKING:
-    from envforge.resolver.plan import Plan
+MAX_SAID = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +44,16 @@ class Conflict:
     fixes: tuple[Fix, ...]
 
     @property
+    def lines(self) -> tuple[str, ...]:
+        """The explanation a sentence a line, not more than a reader takes in."""
+        said = [s.text for s in self.statements[:MAX_SAID]]
+        more = len(self.statements) - len(said)
+        return (*said, f"and {more} more facts, see the facts of --json") if more > 0 else tuple(said)
+
+    @property
     def text(self) -> str:
         """The explanation as one paragraph."""
-        return "; ".join(s.text for s in self.statements) + "."
+        return "; ".join(line.rstrip(".") for line in self.lines) + "."
 
 
 _ORDER = ("option", "driver", "gpu", "glibc", "request")
@@ -57,24 +62,45 @@ _ORDER = ("option", "driver", "gpu", "glibc", "request")
 def statements(enc: Encoding, rows: Sequence[Row], given: Mapping[str, int] | None = None) -> tuple[Statement, ...]:
     """The sentences of a core, what was asked and what the hosts are first. `given`: masks of what is fixed anyway,
     so that a sentence speaks of those releases only."""
-    groups: dict[object, list[Row]] = {}
+    groups: dict[Hashable, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row.origin.key, []).append(row)
+        groups.setdefault(fact_of(row).key, []).append(row)
     asked = {
-        row.origin.a: enc.domains[row.origin.a].outside(row.terms[-1][1])
+        fact_of(row).a: enc.domains[fact_of(row).a].outside(row.terms[-1][1])
         for row in rows
-        if row.origin.kind == "request" and row.terms[-1][0] == row.origin.a
+        if fact_of(row).kind == "request" and row.terms[-1][0] == fact_of(row).a
     } | dict(given or {})
-    found = [_statement(enc, group, asked) for group in groups.values()]
+    found = [_statement(enc, group, asked) for group in _worth_saying(enc, groups)]
+    floors = _floors(enc, [group for group in groups.values() if fact_of(group[0]).kind == "floor"])
     rank = {kind: i for i, kind in enumerate(_ORDER)}
-    return tuple(sorted(found, key=lambda s: (rank.get(s.kind, len(_ORDER)), s.text)))
+    return tuple(sorted([*found, *floors], key=lambda s: (rank.get(s.kind, len(_ORDER)), s.text)))
+
+
+def _worth_saying(enc: Encoding, groups: Mapping[Hashable, list[Row]]) -> list[list[Row]]:
+    """Without what goes without saying, and what another sentence says already."""
+    facts = {at: fact_of(group[0]) for at, group in groups.items()}
+    python_asked = bool(enc.options.pythons) and ("option", PYTHON) in groups
+    capped = {(fact.a, fact.b) for fact in facts.values() if fact.kind == "inherited"}
+    glibc = {fact.a for fact in facts.values() if fact.kind == "wheels" and fact.b != PYTHON}
+    kept = []
+    for at, group in groups.items():
+        fact = facts[at]
+        plain = fact.kind == "option" and ((fact.a == PYTHON and not enc.options.pythons) or fact.b == "cuda")
+        if plain and len(groups) > 1:
+            continue
+        if fact.kind == "floor" or (fact.kind == "dependency" and (fact.a, fact.b) in capped):
+            continue
+        if fact.b == PYTHON and fact.kind in ("wheels", "requires-python") and fact.a in glibc and not python_asked:
+            continue
+        kept.append(group)
+    return kept
 
 
 def parties(rows: Sequence[Row]) -> tuple[str, ...]:
     """Request lines and host facts among the rows, as a machine may want them."""
     found: dict[str, None] = {}
     for row in rows:
-        fact: Fact = row.origin
+        fact = fact_of(row)
         if fact.kind == "request":
             found[fact.text] = None
         elif fact.kind == "driver":
@@ -85,12 +111,16 @@ def parties(rows: Sequence[Row]) -> tuple[str, ...]:
             found[f"host:glibc {fact.a}"] = None
         elif fact.kind == "option" and fact.b not in ("", "cuda"):
             found[f"{fact.a.removeprefix('torch-')} {fact.b}"] = None
+        elif fact.kind == "archive" and fact.b == "no-compile":
+            found["option --no-compile"] = None
+        elif fact.kind == "rule" and fact.key[0] in ("limit", "banned"):  # type: ignore[index]
+            found[fact.text] = None
     return tuple(found)
 
 
 def _statement(enc: Encoding, rows: list[Row], asked: Mapping[str, int]) -> Statement:
-    fact: Fact = rows[0].origin
-    sources = sorted({row.origin.source for row in rows if row.origin.source})
+    fact = fact_of(rows[0])
+    sources = sorted({fact_of(row).source for row in rows if fact_of(row).source})
     return Statement(_sentence(enc, fact, rows, asked), "; ".join(sources), fact.kind)
 
 
@@ -101,6 +131,15 @@ def _union(rows: list[Row], name: str) -> int:
             if variable == name:
                 mask |= term
     return mask
+
+
+def _intersection(rows: list[Row], name: str) -> int:
+    """What every row of the group forbids of `name`."""
+    masks = [mask for row in rows for variable, mask in row.terms if variable == name]
+    result = masks[0] if masks else 0
+    for mask in masks[1:]:
+        result &= mask
+    return result
 
 
 def _versions(enc: Encoding, name: str, mask: int, asked: Mapping[str, int] | None = None) -> str:
@@ -120,35 +159,31 @@ def _versions(enc: Encoding, name: str, mask: int, asked: Mapping[str, int] | No
 def _sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:
     if fact.kind == "request":
         return _request_sentence(enc, fact)
-    if fact.kind in ("dependency",):
+    if fact.kind == "dependency":
         return _dependency_sentence(enc, fact, rows, asked)
-    if fact.kind == "requires-python":
-        who = _versions(enc, fact.a, _union(rows, fact.a), asked)
-        allowed = enc.domains[PYTHON].all_mask & ~_intersection(rows, PYTHON)
-        return f"{who} needs python {_pythons(enc, allowed)}"
-    if fact.kind == "wheels" and fact.b == PYTHON:
-        who = _versions(enc, fact.a, _union(rows, fact.a), asked)
-        allowed = enc.domains[PYTHON].all_mask & ~_intersection(rows, PYTHON)
-        return f"{who} has wheels for python {_pythons(enc, allowed)} only"
-    if fact.kind == "wheels":
-        floors = sorted({row.origin.data for row in rows}, key=lambda v: tuple(map(int, v.split("."))))
+    if fact.kind == "inherited":
+        version, allowed = fact.data
+        span = enc.domains[fact.b].describe(allowed)
+        return f"{fact.a} {version}, the newest, needs {fact.b} {span}, and older releases are held to that"
+    if fact.kind == "wheels" and fact.b != PYTHON:
+        floors = sorted({fact_of(row).data for row in rows}, key=key)
         tags = ", ".join(f"manylinux_{f.replace('.', '_')}" for f in floors)
         return f"the wheels of {_versions(enc, fact.a, _union(rows, fact.a), asked)} need glibc >={floors[0]} ({tags})"
+    if fact.kind in ("requires-python", "wheels"):
+        who = _versions(enc, fact.a, _union(rows, fact.a), asked)
+        allowed = enc.domains[PYTHON].all_mask & ~_intersection(rows, PYTHON)
+        pythons = _pythons(enc, allowed)
+        return f"{who} needs python {pythons}" if fact.kind[0] == "r" else f"{who} has wheels for python {pythons} only"
+    if fact.kind == "archive":
+        return f"{_versions(enc, fact.a, _union(rows, fact.a), asked)} {fact.text}"
     if fact.kind == "builds":
-        who = _versions(enc, "torch", _union(rows, "torch"), asked)
-        have = enc.domains[VARIANT].all_mask & ~_intersection(rows, VARIANT)
-        return f"{who} is built for {_labels(enc, have)} only"
+        return _builds_sentence(enc, fact, rows, asked)
     if fact.kind == "code":
         return _code_sentence(enc, fact, rows, asked)
     if fact.kind == "native":
         who = _versions(enc, fact.a, _union(rows, fact.a), asked)
         return f"{who} has no library for {_labels(enc, _union(rows, VARIANT), cuda=True)}"
-    if fact.kind == "floor":
-        variants = _labels(enc, _union(rows, VARIANT), cuda=True)
-        return f"CUDA {fact.key[1]!s} builds ({variants}) need driver >={fact.data}"  # type: ignore[index]
-    if fact.kind == "inherited":
-        return "; ".join(sorted({row.origin.text for row in rows}))
-    return fact.text or str(fact.key)
+    return (fact.text or str(fact.key)).rstrip(".")
 
 
 def _request_sentence(enc: Encoding, fact: Fact) -> str:
@@ -157,6 +192,9 @@ def _request_sentence(enc: Encoding, fact: Fact) -> str:
     if not domain.mask(request.specifier, prereleases=bool(request.pinned)):
         newest = domain.values[-1]
         return f"you ask for {fact.text}, but no such release is known (the newest {request.name} is {newest})"
+    if request.local and request.local not in enc.domains[VARIANT].values:
+        known = ", ".join(reversed(enc.domains[VARIANT].values))
+        return f"you ask for {fact.text}, but no build is called {request.local} (there are {known})"
     return f"you ask for {fact.text}"
 
 
@@ -175,32 +213,47 @@ def _dependency_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapp
     return f"{who} needs {name} {target.describe(allowed)}{where}"
 
 
+def _builds_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:
+    who = _versions(enc, fact.a, _union(rows, fact.a), asked)
+    have = enc.domains[VARIANT].all_mask & ~_intersection(rows, VARIANT)
+    gpu_only = have & ~enc.domains[VARIANT].mask_of(["cpu"])
+    if not enc.cpu and gpu_only:
+        have = gpu_only
+    beside = f" (it belongs to torch {fact.data})" if fact.a != "torch" and fact.data and len(rows) == 1 else ""
+    return f"{who} is built for {_labels(enc, have)} only{beside}"
+
+
 def _code_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:
     who = _versions(enc, fact.a, _union(rows, fact.a), asked)
     sm = str(fact.data)
-    variants = _labels(enc, _union(rows, VARIANT), cuda=True)
+    mask = _union(rows, VARIANT)
     generation = next((a.name for a in enc.matrix.architectures if sm in a.sm), None)
     gpu = f"sm_{sm.replace('.', '')}" + (f" ({generation})" if generation else "")
-    text = f"{who} has no code for {gpu} in its {variants} build{'s' if ',' in variants else ''}"
-    extra = sorted({row.origin.text for row in rows if row.origin.text})
+    text = f"{who} has no code for {gpu} in its {_labels(enc, mask)} build{'s' if mask.bit_count() > 1 else ''}"
+    extra = sorted({fact_of(row).text for row in rows if fact_of(row).text})
     return f"{text} ({'; '.join(extra)})" if extra else text
 
 
-def _intersection(rows: list[Row], name: str) -> int:
-    """What every row of the group forbids of `name`."""
-    masks = [mask for row in rows for variable, mask in row.terms if variable == name]
-    result = masks[0] if masks else 0
-    for mask in masks[1:]:
-        result &= mask
-    return result
+def _floors(enc: Encoding, groups: list[list[Row]]) -> list[Statement]:
+    """What the CUDA families ask of the driver, as one sentence."""
+    if not groups:
+        return []
+    said, sources = [], set()
+    for group in sorted(groups, key=lambda g: str(fact_of(g[0]).key)):
+        fact = fact_of(group[0])
+        builds = _labels(enc, _union(group, VARIANT))
+        said.append(f"CUDA {fact.key[1]!s} builds ({builds}) need driver >={fact.data}")  # type: ignore[index]
+        sources.add(fact.source)
+    return [Statement(", ".join(said), "; ".join(sorted(sources)), "floor")]
 
 
 def _labels(enc: Encoding, mask: int, cuda: bool = False) -> str:
     domain = enc.domains[VARIANT]
     names = [v for i, v in enumerate(domain.values, 1) if mask >> i & 1]
-    if len(names) > 4 and cuda:
+    if len(names) > 4:
         return f"{names[0]} to {names[-1]}"
-    return ", ".join(f"{n} (CUDA {variant_cuda(n)})" if cuda and n != "cpu" else n for n in names) or "nothing known"
+    shown = [f"{n} (CUDA {variant_cuda(n)})" if cuda and n != "cpu" else n for n in names]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1]))) if shown else "nothing known"
 
 
 def _pythons(enc: Encoding, mask: int) -> str:
@@ -211,86 +264,3 @@ def _pythons(enc: Encoding, mask: int) -> str:
         if minors == list(range(minors[0], minors[-1] + 1)):
             return f"{names[0]} to {names[-1]}"
     return " or ".join(names) or "that is not in the matrix"
-
-
-# --- fixes ---------------------------------------------------------------------------------------------------------
-
-Solver = Callable[..., "Plan | None"]
-
-
-@dataclass(frozen=True, slots=True)
-class Relaxation:
-    """One thing that could give way: how little it changes (`cost`), and the request or facts to leave out."""
-
-    cost: int
-    kind: str
-    key: object
-    request: int | None = None
-
-
-def relaxations(enc: Encoding, rows: Sequence[Row]) -> list[Relaxation]:
-    """Everything in a core that the user could change."""
-    found: dict[object, Relaxation] = {}
-    for row in rows:
-        fact: Fact = row.origin
-        if fact.kind == "request":
-            request: Request = fact.data
-            index = int(fact.key[1])  # type: ignore[index]
-            if request.specifier or request.local:
-                found[fact.key] = Relaxation(0, "range", fact.key, index)
-            if len(enc.requests) > 1:
-                found[("drop", index)] = Relaxation(6, "drop", fact.key, index)
-        elif fact.kind == "driver":
-            found[fact.key] = Relaxation(1, "driver", fact.key)
-        elif fact.kind == "option" and fact.a == VARIANT and fact.b not in ("cuda",):
-            found[fact.key] = Relaxation(2, "variant", fact.key)
-        elif fact.kind == "gpu":
-            found[fact.key] = Relaxation(3, "gpu", fact.key)
-        elif fact.kind == "option" and fact.a == PYTHON and enc.options.pythons:
-            found[fact.key] = Relaxation(4, "python", fact.key)
-        elif fact.kind == "glibc":
-            found[fact.key] = Relaxation(5, "glibc", fact.key)
-        elif fact.kind == "inherited":
-            found["uncapped"] = Relaxation(7, "uncapped", fact.key)
-    return sorted(found.values(), key=lambda r: (r.cost, str(r.key)))
-
-
-def range_around(enc: Encoding, request: Request, version: str) -> str:
-    """How to ask for `version` with the least change to a request line."""
-    domain = enc.domains[request.name]
-    asked = domain.mask(request.specifier, prereleases=True) & domain.all_mask
-    bit = 1 << domain.bit(version)
-    extras = f"[{','.join(request.extras)}]" if request.extras else ""
-    name = f"{request.name}{extras}"
-    if asked and bit < (asked & -asked):
-        return f"{name}{domain.describe((asked & -asked) - 1)}"
-    if asked and bit > asked and len(re.findall(r"[<>=!~]=?", request.specifier)) and not request.pinned:
-        return f"{name}{domain.describe(domain.all_mask >> asked.bit_length() << asked.bit_length())}"
-    return f"{name}=={version}"
-
-
-def with_line(request: Request, line: str) -> Request:
-    """The request with another specifier."""
-    specifier = re.sub(r"^[A-Za-z0-9._-]+(\[[^\]]*\])?", "", line)
-    return replace(request, specifier=specifier, local=None, text=line)
-
-
-def driver_words(old: str, new: str, floor: bool) -> str:
-    """ "driver >=525.60.13" or "driver 580.65.06 or older"."""
-    return f"driver >={new}" if floor else f"a driver of branch {new.split('.')[0]} (such as {new}) instead of {old}"
-
-
-__all__ = [
-    "DRIVER",
-    "GLIBC",
-    "Conflict",
-    "Fix",
-    "Relaxation",
-    "Statement",
-    "driver_words",
-    "parties",
-    "range_around",
-    "relaxations",
-    "statements",
-    "with_line",
-]

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+if TYPE_CHECKING:
+    from envforge.resolver.solve import Row
 
 Kind = Literal[
     "request",
@@ -46,3 +49,8 @@ class Fact:
     text: str = ""
     source: str = ""
     data: Any = field(default=None, compare=False)
+
+
+def fact_of(row: Row) -> Fact:
+    """What a row came from; every row that the resolver makes has a fact."""
+    return cast(Fact, row.origin)

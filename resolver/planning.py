@@ -1,0 +1,311 @@
+"""What was found -> the plan: pins, target, reasons, and everything the user should know although the plan stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
+from typing import TYPE_CHECKING
+
+from envforge.resolver.encoding import (
+    PYTHON,
+    TORCH_FAMILY,
+    VARIANT,
+    Encoding,
+    gpu_words,
+    minor_of,
+    variant_cuda,
+)
+from envforge.resolver.explain import statements
+from envforge.resolver.facts import fact_of
+from envforge.resolver.fixes import core_of, with_line
+from envforge.resolver.hosts import covers, family_floor, key, shipped_driver
+from envforge.resolver.metadata import parse_line
+from envforge.resolver.passes import Found, Loader, Wish, search, tier_of
+from envforge.resolver.plan import Plan, Reason, Target, Warning_
+from envforge.resolver.request import Request
+from envforge.resolver.rules import rule_terms, violated_terms
+from envforge.resolver.solve import Row
+
+if TYPE_CHECKING:
+    from envforge.matrix.model import Matrix
+
+
+def make_plan(matrix: Matrix, wish: Wish, found: Found, load: Loader, light: bool = False) -> Plan:
+    """The frozen plan. `light`: without reasons and warnings."""
+    enc, values = found.enc, found.values
+    pins = {
+        name: enc.domains[name].values[bit - 1] for name, bit in sorted(values.items()) if bit and name in enc.releases
+    }
+    variant = _value(enc, values, VARIANT)
+    python = _value(enc, values, PYTHON)
+    tier = "cpu" if variant == "cpu" else tier_of(matrix, variant, enc.driver)
+    extras: dict[str, tuple[str, ...]] = {}
+    for name, bit in sorted(values.items()):
+        if name in enc.extras and bit:
+            base = enc.extras[name]
+            extras[base] = (*extras.get(base, ()), name[len(base) + 1 : -1])
+    undated = _undated(enc, pins, found.as_of)
+    source_only = tuple(
+        name for name, version in pins.items() if not enc.releases[name][_index(enc, name, version)].wheels
+    )
+    memory = [g.memory_mib for h in wish.hosts for g in h.gpus if g.memory_mib]
+    cuda = variant_cuda(variant)
+    target = Target(
+        arch=enc.arch,
+        glibc=enc.glibc,
+        driver=enc.driver,
+        driver_floor=driver_floor(matrix, variant, enc, pins),
+        sm=enc.sms,
+        hosts=tuple(sorted(h.name for h in wish.hosts)),
+        memory_mib=min(memory) if memory else None,
+    )
+    return Plan(
+        python=python,
+        variant=variant,
+        tier=tier,
+        pins=pins,
+        requests=tuple(sorted(r.text for r in enc.requests)),
+        target=target,
+        reasons={} if light else reasons(enc, values, found.as_of),
+        warnings=() if light else warnings(matrix, wish, found, pins, tier, load),
+        constraints=closure_constraints(enc, values),
+        extras=extras,
+        as_of=found.as_of,
+        undated=undated,
+        source_only=source_only,
+        cuda=cuda,
+        matrix_hash=matrix.hash,
+        matrix_as_of=matrix.policy.as_of,
+    )
+
+
+def _value(enc: Encoding, values: dict[str, int], name: str) -> str:
+    return enc.domains[name].values[values[name] - 1]
+
+
+def _index(enc: Encoding, name: str, version: str) -> int:
+    return enc.domains[name].values.index(version)
+
+
+def _undated(enc: Encoding, pins: dict[str, str], as_of: str | None) -> tuple[str, ...]:
+    """What the closure must not cut off at the date: torch with its own needs, and pins that are newer than it."""
+    if as_of is None:
+        return ()
+    names = {name for name in TORCH_FAMILY if name in pins}
+    if "torch" in pins:
+        release = enc.releases["torch"][_index(enc, "torch", pins["torch"])]
+        names |= {d.name for line in release.requires if (d := parse_line(line)) and d.extra is None}
+    names |= {n for n, v in pins.items() if enc.releases[n][_index(enc, n, v)].uploaded[:10] > as_of}
+    return tuple(sorted(names))
+
+
+def driver_floor(matrix: Matrix, variant: str, enc: Encoding, pins: dict[str, str]) -> str | None:
+    """The lowest driver that the plan runs on: the family floor, or the toolkit's own where only PTX fits a GPU."""
+    cuda = variant_cuda(variant)
+    if cuda is None:
+        return None
+    floor = family_floor(matrix, key(cuda)[0])
+    build = next(
+        (
+            b
+            for b in matrix.torch_builds
+            if "torch" in pins and b.torch == minor_of(pins["torch"]) and b.variant == variant and b.arch == enc.arch
+        ),
+        None,
+    )
+    if build and any(covers(build.sm, build.ptx, sm, jit=True) == "ptx" for sm in enc.sms):
+        return shipped_driver(matrix, cuda) or floor
+    return floor
+
+
+def reasons(enc: Encoding, values: dict[str, int], as_of: str | None) -> dict[str, tuple[Reason, ...]]:
+    """For each pin: who asked for it, and what stands in the way of the next better release."""
+    touching: dict[str, list[Row]] = {}
+    for row in enc.rows:
+        for name, _ in row.terms:
+            touching.setdefault(name, []).append(row)
+    result: dict[str, tuple[Reason, ...]] = {}
+    for name in [*sorted(enc.releases), VARIANT, PYTHON]:
+        bit = values.get(name, 0)
+        if not bit:
+            continue
+        found: list[Reason] = []
+        for row in touching.get(name, ()):
+            fact = fact_of(row)
+            if fact.kind == "request" and fact.a == name:
+                found.append(Reason(f"you ask for {fact.text}", fact.source))
+            elif row.activates == name and fact.kind == "dependency" and _holds(row, values, name):
+                who = fact.a
+                version = _value(enc, values, who)
+                allowed = enc.domains[name].all_mask & ~dict(row.terms)[name]
+                every = allowed == enc.domains[name].all_mask
+                span = "" if every else f" {enc.domains[name].describe(allowed)}"
+                found.append(Reason(f"{who} {version} needs {name}{span}", fact.source))
+        blocked = _capped(enc, values, name, touching)
+        if blocked:
+            found.append(blocked)
+        elif name in enc.releases and as_of and bit < len(enc.domains[name].values):
+            found.append(Reason(f"the newest that was current on {as_of}", "coherence date"))
+        result["variant" if name == VARIANT else name] = tuple(dict.fromkeys(found))[:6]
+    return result
+
+
+def _holds(row: Row, values: dict[str, int], besides: str) -> bool:
+    return all(mask >> values.get(n, 0) & 1 for n, mask in row.terms if n != besides)
+
+
+def _capped(enc: Encoding, values: dict[str, int], name: str, touching: dict[str, list[Row]]) -> Reason | None:
+    """The row that refuses the next newer release when everything else stays as chosen."""
+    bit = values[name]
+    if name in (VARIANT, PYTHON) or bit >= len(enc.domains[name].values):
+        return None
+    version = enc.domains[name].values[bit]
+    for row in touching.get(name, ()):
+        if dict(row.terms)[name] >> (bit + 1) & 1 and _holds(row, values, name) and fact_of(row).kind != "request":
+            text = statements(enc, [row])[0].text
+            return Reason(f"{version} is refused: {text}", fact_of(row).source)
+    return None
+
+
+def _inside(values: dict[str, int], terms: Sequence[tuple[str, int]]) -> bool:
+    return all(mask >> values.get(name, 0) & 1 for name, mask in terms)
+
+
+def closure_constraints(enc: Encoding, values: dict[str, int]) -> tuple[str, ...]:
+    """Rules about packages that are not in the game become constraints of the closure."""
+    found: set[str] = set()
+    for rule in enc.matrix.rules:
+        if rule.level != "hard":
+            continue
+        for name, specifier in (*rule.needs.items(), *rule.requires.items()):
+            outside = name not in enc.domains and name not in ("sm", "variant", "cuda", "driver", "glibc", "python")
+            absent = name in enc.domains and not values.get(name, 0)
+            if not (outside or absent):
+                continue
+            terms = rule_terms(enc, rule)
+            if terms and any(_inside(values, t) for t in terms):
+                found.add(f"{name}{specifier}" if specifier != "*" else name)
+    return tuple(sorted(found))
+
+
+def warnings(
+    matrix: Matrix, wish: Wish, found: Found, pins: dict[str, str], tier: str, load: Loader
+) -> tuple[Warning_, ...]:
+    """Everything that the user should know although the plan stands."""
+    enc, values = found.enc, found.values
+    out: list[Warning_] = []
+    for rule in matrix.rules:
+        if rule.level != "warn":
+            continue
+        terms = rule_terms(enc, rule)
+        if not terms or not any(_inside(values, t) for t in terms):
+            continue
+        for name, specifier in rule.needs.items():
+            for bad in violated_terms(enc, name, specifier):
+                if bad is not None and bad[1] >> values.get(bad[0], 0) & 1:
+                    out.append(Warning_(rule.warning or rule.id, rule.text))
+    if tier == "minor":
+        out.append(Warning_("minor-tier", _minor_text(enc, _value(enc, values, VARIANT))))
+    if tier == "forward":
+        out.append(
+            Warning_(
+                "forward-tier",
+                "this plan runs only with NVIDIA's cuda-compat libraries inside the image, "
+                f"because driver {enc.driver} is older than CUDA {variant_cuda(_value(enc, values, VARIANT))} needs",
+            )
+        )
+    for sm in enc.sms:
+        text = _code_note(enc, values, pins, sm)
+        if text:
+            out.append(Warning_("gpu-code", text))
+    for request in enc.outside:
+        out.append(
+            Warning_("outside-matrix", f"{request.name} is not in the matrix: its own needs join only when locked")
+        )
+    out += stale(matrix, wish, found, load)
+    return tuple(dict.fromkeys(out))
+
+
+def _minor_text(enc: Encoding, variant: str) -> str:
+    cuda = variant_cuda(variant)
+    own = shipped_driver(enc.matrix, cuda) if cuda else None
+    return (
+        f"driver {enc.driver} is older than the one CUDA {cuda} shipped with ({own}): the build's own machine code "
+        "runs, but PTX is not compiled by the driver (no JIT), and features that need the newer driver fail at run time"
+    )
+
+
+def _code_note(enc: Encoding, values: dict[str, int], pins: dict[str, str], sm: str) -> str | None:
+    """Says which code of torch serves a GPU that has no code of its own capability."""
+    if "torch" not in pins:
+        return None
+    variant = _value(enc, values, VARIANT)
+    build = next(
+        (
+            b
+            for b in enc.matrix.torch_builds
+            if b.torch == minor_of(pins["torch"]) and b.variant == variant and b.arch == enc.arch
+        ),
+        None,
+    )
+    if build is None or sm in build.sm:
+        return None
+    how = covers(build.sm, build.ptx, sm, jit=True)
+    major = key(sm)[0]
+    code = next((s for s in reversed(build.sm) if key(s)[0] == major and key(s) <= key(sm)), None)
+    through = f"its sm_{code.replace('.', '')} code" if how == "cubin" and code else "PTX that the driver compiles"
+    return f"torch {pins['torch']}+{variant} serves {gpu_words(enc, sm)} through {through}"
+
+
+def stale(matrix: Matrix, wish: Wish, found: Found, load: Loader) -> list[Warning_]:
+    """Requested packages that landed far behind what their hosts would allow, and who held them back."""
+    enc, values = found.enc, found.values
+    out: list[Warning_] = []
+    limit = matrix.policy.stale_days
+    for request in enc.requests:
+        if request.name not in enc.releases or request.specifier or request.name in enc.options.pythons:
+            continue
+        if not values.get(request.name, 0):
+            continue
+        chosen = enc.release(request.name, values[request.name])
+        newest = _newest_before(enc, request.name, found.as_of)
+        if _days(chosen.uploaded, newest) <= limit:
+            continue
+        alone = search(matrix, replace(wish, requests=(replace(request, extras=()),), as_of="today"), load)
+        if not isinstance(alone, Found):
+            continue
+        free = alone.enc.release(request.name, alone.values[request.name])
+        reference = min(free.uploaded[:10], found.as_of or free.uploaded[:10])
+        if _days(chosen.uploaded, reference) <= limit:
+            continue
+        who = _held_by(matrix, wish, request, free.version, load)
+        out.append(
+            Warning_(
+                "stale",
+                f"{request.name} {chosen.version} of {chosen.uploaded[:10]} is far behind "
+                f"{free.version} of {free.uploaded[:10]}, which these hosts would allow" + who,
+            )
+        )
+    return out
+
+
+def _held_by(matrix: Matrix, wish: Wish, request: Request, version: str, load: Loader) -> str:
+    line = f"{request.name}=={version}"
+    others = tuple(r for r in wish.requests if r.name != request.name)
+    found = search(matrix, replace(wish, requests=(*others, with_line(request, line))), load)
+    if isinstance(found, Found):
+        return ""
+    enc, rows = found
+    core = core_of(enc, rows)
+    said = [s.text for s in statements(enc, core) if s.text != f"you ask for {line}"]
+    return f"; held back because {'; '.join(said)}" if said else ""
+
+
+def _newest_before(enc: Encoding, name: str, as_of: str | None) -> str:
+    dates = [r.uploaded[:10] for r in enc.releases[name] if not as_of or r.uploaded[:10] <= as_of]
+    return max(dates) if dates else enc.releases[name][-1].uploaded[:10]
+
+
+def _days(early: str, late: str) -> int:
+    return (date.fromisoformat(late[:10]) - date.fromisoformat(early[:10])).days
