@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`broken`: rows that the set breaks. `missing`: dependencies that are not in the set. `unknown`: pins that the matrix
+    """`broken`: rows that the set breaks. `missing`: dependencies that are not in it. `unknown`: pins that the matrix
     does not know, by package or by version."""
 
     broken: tuple[Statement, ...]

@@ -349,9 +349,15 @@ def _native_rows(enc: Encoding) -> None:
         masks = [(row, domain.mask(row.versions, prereleases=True)) for row in rows]
         for variant in variants.values:
             cuda = variant_cuda(variant)
-            if cuda is None:
-                continue
             only = variants.mask_of([variant])
+            if cuda is None:
+                kernels = 0
+                for row, versions in masks:
+                    kernels |= versions if row.source_only and row.sm else 0
+                text = f"{name} is GPU code and cannot be built beside a CPU torch"
+                fact = Fact("native", ("gpu-only", name), name, variant, text=text, source=rows[0].source.text)
+                enc.add(fact, (name, kernels), (VARIANT, only))
+                continue
             known, fits = 0, 0
             code: dict[str, int] = {}
             unlisted = 0

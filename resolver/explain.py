@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from envforge.resolver.constraints import forward_eligible
 from envforge.resolver.encoding import PYTHON, VARIANT, Encoding, sm_name, variant_cuda
 from envforge.resolver.facts import Fact, fact_of
 from envforge.resolver.hosts import key
@@ -180,7 +181,7 @@ def _sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, in
         return _builds_sentence(enc, fact, rows, asked)
     if fact.kind == "code":
         return _code_sentence(enc, fact, rows, asked)
-    if fact.kind == "native":
+    if fact.kind == "native" and not fact.text:
         who = _versions(enc, fact.a, _union(rows, fact.a), asked)
         return f"{who} has no library for {_labels(enc, _union(rows, VARIANT), cuda=True)}"
     return (fact.text or str(fact.key)).rstrip(".")
@@ -242,9 +243,22 @@ def _floors(enc: Encoding, groups: list[list[Row]]) -> list[Statement]:
     for group in sorted(groups, key=lambda g: str(fact_of(g[0]).key)):
         fact = fact_of(group[0])
         builds = _labels(enc, _union(group, VARIANT))
-        said.append(f"CUDA {fact.key[1]!s} builds ({builds}) need driver >={fact.data}")  # type: ignore[index]
+        major = int(fact.key[1])  # type: ignore[index]
+        said.append(f"CUDA {major} builds ({builds}) need driver >={fact.data}{_compat(enc, major)}")
         sources.add(fact.source)
     return [Statement(", ".join(said), "; ".join(sorted(sources)), "floor")]
+
+
+def _compat(enc: Encoding, major: int) -> str:
+    """Where cuda-compat would lift the driver, but the GPU may not use it."""
+    if not enc.driver or enc.options.forward or forward_eligible(enc):
+        return ""
+    branch = key(enc.driver)[0]
+    if not any(key(row.cuda)[0] == major and branch in row.branches for row in enc.matrix.forward):
+        return ""
+    known = all(g.name for h in enc.hosts for g in h.gpus)
+    who = "which this GPU may not use" if known else "which only data-centre GPUs named by product may use"
+    return f"; driver {branch} runs them only with cuda-compat, {who}"
 
 
 def _labels(enc: Encoding, mask: int, cuda: bool = False) -> str:

@@ -87,7 +87,7 @@ def _passes(enc: Encoding, wish: Wish, relaxed: Relaxed) -> Found | tuple[Row, .
         kept = [row for row, fact in facts if fact.key not in relaxed.without]
         freed = {row.activates: fact for row, fact in facts if fact.key in relaxed.without and fact.kind != "gpu"}
         rows = [*kept, *(Row(((name, ABSENT),), fact, name) for name, fact in freed.items() if name)]
-    anchor = _as_of(enc, wish)
+    anchor = asked_date(enc, wish)
     result = solve(_problem(enc, rows, anchor, bool(anchor), relaxed))
     if not isinstance(result, Solution):
         return leaves(result)
@@ -101,7 +101,7 @@ def _passes(enc: Encoding, wish: Wish, relaxed: Relaxed) -> Found | tuple[Row, .
     return Found(enc, result.values, anchor)
 
 
-def _as_of(enc: Encoding, wish: Wish) -> str | None:
+def asked_date(enc: Encoding, wish: Wish) -> str | None:
     """The coherence date that the request itself sets, or None."""
     policy = enc.matrix.policy
     if wish.as_of == "today":

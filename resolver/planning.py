@@ -21,7 +21,7 @@ from envforge.resolver.facts import fact_of
 from envforge.resolver.fixes import core_of, with_line
 from envforge.resolver.hosts import covers, family_floor, key, shipped_driver
 from envforge.resolver.metadata import parse_line
-from envforge.resolver.passes import Found, Loader, Wish, search, tier_of
+from envforge.resolver.passes import Found, Loader, Wish, asked_date, search, tier_of
 from envforge.resolver.plan import Plan, Reason, Target, Warning_
 from envforge.resolver.request import Request
 from envforge.resolver.rules import rule_terms, violated_terms
@@ -219,6 +219,9 @@ def warnings(
         text = _code_note(enc, values, pins, sm)
         if text:
             out.append(Warning_("gpu-code", text))
+    for name in pins:
+        if not enc.release(name, values[name]).wheels:
+            out.append(Warning_("source-build", _build_text(enc, name, pins[name], _value(enc, values, VARIANT))))
     for request in enc.outside:
         out.append(
             Warning_("outside-matrix", f"{request.name} is not in the matrix: its own needs join only when locked")
@@ -234,6 +237,30 @@ def _minor_text(enc: Encoding, variant: str) -> str:
         f"driver {enc.driver} is older than the one CUDA {cuda} shipped with ({own}): the build's own machine code "
         "runs, but PTX is not compiled by the driver (no JIT), and features that need the newer driver fail at run time"
     )
+
+
+def _build_text(enc: Encoding, name: str, version: str, variant: str) -> str:
+    """What it takes to install a release that has no wheel."""
+    cuda = variant_cuda(variant)
+    needs = "a C++ compiler"
+    if cuda:
+        major = cuda.split(".")[0]
+        needs += f", ninja, and nvcc of CUDA {cuda} or another {major}.x (its major must be that of torch's CUDA)"
+    native = [row for row in enc.matrix.native if row.package == name and row.source_only]
+    kernels = any(
+        row.sm and enc.domains[name].mask(row.versions, True) >> enc.domains[name].bit(version) & 1 for row in native
+    )
+    if kernels:
+        return (
+            f"{name} {version} has no wheel and is compiled: that needs {needs}, several GiB of memory for each "
+            "compile job (limit them with MAX_JOBS), and it takes long; --no-compile forbids it"
+        )
+    if native:
+        return (
+            f"{name} {version} has no wheel and is built from its source archive; its operators are compiled on first "
+            f"use, and that needs {needs} where it runs; --no-compile forbids it"
+        )
+    return f"{name} {version} has no wheel and is built from its source archive; --no-compile forbids it"
 
 
 def _code_note(enc: Encoding, values: dict[str, int], pins: dict[str, str], sm: str) -> str | None:
@@ -269,15 +296,24 @@ def stale(matrix: Matrix, wish: Wish, found: Found, load: Loader) -> list[Warnin
         if not values.get(request.name, 0):
             continue
         chosen = enc.release(request.name, values[request.name])
-        newest = _newest_before(enc, request.name, found.as_of)
+        # Where no pin and nobody set the date, it follows from what was chosen and excuses nothing.
+        date_set = asked_date(enc, wish)
+        newest = _newest_before(enc, request.name, date_set)
         if _days(chosen.uploaded, newest) <= limit:
             continue
         alone = search(matrix, replace(wish, requests=(replace(request, extras=()),), as_of="today"), load)
         if not isinstance(alone, Found):
             continue
         free = alone.enc.release(request.name, alone.values[request.name])
-        reference = min(free.uploaded[:10], found.as_of or free.uploaded[:10])
+        reference = min(free.uploaded[:10], date_set or free.uploaded[:10])
         if _days(chosen.uploaded, reference) <= limit:
+            latest = enc.releases[request.name][-1]
+            if free.version == chosen.version and _days(chosen.uploaded, latest.uploaded) > limit:
+                text = (
+                    f"{request.name} {chosen.version} of {chosen.uploaded[:10]} is the newest that these hosts allow; "
+                    f"{latest.version} of {latest.uploaded[:10]} is not for them"
+                )
+                out.append(Warning_("old-for-host", text + _held_by(matrix, wish, request, latest.version, load)))
             continue
         who = _held_by(matrix, wish, request, free.version, load)
         out.append(
