@@ -94,6 +94,17 @@ class Encoding:
         """No GPU is wanted."""
         return self.options.variant == "cpu" or not any(host.has_gpu for host in self.hosts)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Companions of torch that a CPU plan goes without: nobody asked for them by name, and no CPU build of them can
+        be had. The CUDA build of torchvision fails at import beside a CPU torch; being absent does less harm."""
+        builds = self.options.builds
+        if not self.cpu or builds is None:
+            return ()
+        asked = {request.name for request in self.requests}
+        have = {package for package, _, variant, _ in builds.wheels if variant == "cpu"}
+        return tuple(name for name in TORCH_FAMILY[1:] if name not in asked and name not in have)
+
     def add(self, fact: Fact, *terms: tuple[str, int], activates: str | None = None) -> None:
         """Forbid a combination; a term with an empty mask can never hold, so the row says nothing."""
         if all(mask for _, mask in terms):

@@ -112,7 +112,7 @@ class _Work:
             )
         )
         options = enc.options
-        self.key: Key = (special, enc.pythons, enc.arch, options.allow_uncapped, options.no_compile)
+        self.key: Key = (special, enc.pythons, enc.arch, enc.left_out, options.allow_uncapped, options.no_compile)
 
     def keep(self, name: str, pins: frozenset[str], pre: bool) -> tuple[tuple[Release, ...], Domain | None]:
         """Final, not yanked releases, and whatever the request pins by name."""
@@ -260,6 +260,8 @@ def _asks_pre(specifier: str) -> bool:
 
 def _dependency_row(enc: Encoding, piece: _Piece, fact: Fact, versions: int, allowed: int, pythons: int) -> None:
     variable, target = fact.a, fact.b
+    if target in enc.left_out:
+        return
     terms = [(variable, versions), (target, enc.domains[target].full & ~allowed)]
     if pythons != enc.domains[PYTHON].all_mask:
         terms.append((PYTHON, pythons))

@@ -74,6 +74,7 @@ def make_plan(matrix: Matrix, wish: Wish, found: Found, load: Loader, light: boo
         as_of=found.as_of,
         undated=undated,
         source_only=source_only,
+        left_out=tuple(name for name in enc.left_out if name in enc.domains),
         cuda=cuda,
         matrix_hash=matrix.hash,
         matrix_as_of=matrix.policy.as_of,
@@ -222,6 +223,10 @@ def warnings(
     for name in pins:
         if not enc.release(name, values[name]).wheels:
             out.append(Warning_("source-build", _build_text(enc, name, pins[name], _value(enc, values, VARIANT))))
+    for name in enc.left_out:
+        if name in enc.domains:
+            text = f"{name} is left out: no CPU build of it can be had from here, and its CUDA build fails beside this torch"
+            out.append(Warning_("companion-left-out", text))
     for request in enc.outside:
         out.append(
             Warning_("outside-matrix", f"{request.name} is not in the matrix: its own needs join only when locked")
