@@ -107,6 +107,8 @@ def _package(row: Mapping[str, Any], torch_names: set[str], links: tuple[str, ..
     url = str(chosen.get("url") or "")
     path = str(chosen.get("path") or (unquote(urlsplit(url).path) if url.startswith("file:") else ""))
     hashes = tuple(f"{kind}:{value}" for kind, value in sorted(chosen.get("hashes", {}).items()))
+    if not hashes and path and Path(path).is_file():  # uv does not hash every file that lies here
+        hashes = (f"sha256:{file_sha256(Path(path))}",)
     if not hashes:
         raise OutsideError(
             f"no index gives a hash for {name} {version}", "ask its index to publish hashes", id="no-hash"
@@ -136,6 +138,15 @@ def _package(row: Mapping[str, Any], torch_names: set[str], links: tuple[str, ..
         url=redact(url) if url and not path else None,
         path=path or None,
     )
+
+
+def file_sha256(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def canonical(packages: Iterable[LockedPackage]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from envforge.errors import OutsideError, UsageError
-from envforge.lock.formats import WHEELS
+from envforge.lock.formats import WHEELS, file_sha256
 from envforge.lock.runner import explain_failure, run_uv
 from envforge.lock.settings import PipSettings, index_arguments, redact, uv_environment
 
@@ -218,11 +217,7 @@ def _checked(name: str, url: str, built: Path) -> LocalWheel:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            digest = hashlib.sha256()
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-            return digest.hexdigest()
+        return file_sha256(path)
     except OSError:
         return ""
 
