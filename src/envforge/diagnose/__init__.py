@@ -20,7 +20,9 @@ from envforge.resolver.hosts import Host
 __all__ = ["Finding", "Report", "diagnose", "open_log"]
 
 
-def diagnose(stream: BinaryIO, *, driver: str | None = None, host: Host | None = None, no_driver: bool = False) -> Report:
+def diagnose(
+    stream: BinaryIO, *, driver: str | None = None, host: Host | None = None, no_driver: bool = False
+) -> Report:
     """Read a log to its end and say what is known about it.
 
     Args:

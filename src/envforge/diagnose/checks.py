@@ -147,8 +147,6 @@ def _mixed_devices(kind: str) -> Check:
     return check
 
 
-
-
 CHECKS: Mapping[str, Check] = {
     "oom-capacity": _oom("capacity"),
     "oom-fragmentation": _oom("fragmentation"),

@@ -1,4 +1,4 @@
-"""One pass over a log: every candidate line goes to the patterns whose literal it holds; what they find is kept small."""
+"""One pass over a log: each candidate line goes to the patterns whose literal it holds; little is kept of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import BinaryIO, cast
 
 from envforge.diagnose import facts as f
@@ -18,6 +19,7 @@ from envforge.diagnose.trackers import TRACKERS, Tracker
 FIRST, LAST = 4, 2  # hits kept of one pattern
 MAX_KEYS = 6  # distinct values of a `per` group that become findings of their own
 MAX_WINDOWS = 600  # context windows that one pattern may ask for: they cost more than the line
+ENOUGH = 150  # matches of one pattern after which only the last one of each block is looked at
 SHOWN = 300  # characters of an evidence line
 
 CaseKey = tuple[int, int]  # positions of rule and case
@@ -55,25 +57,32 @@ class Seen:
     lines: int = 0
 
 
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
 class _Probe:
     """A pattern at work."""
 
-    __slots__ = ("check", "compiled", "near", "pattern", "per", "unless", "used", "where", "windows")
+    __slots__ = ("check", "compiled", "matches", "near", "pattern", "per", "unless", "where", "windows")
 
-    def __init__(self, pattern: Pattern, where: CaseKey | str, check: str | None = None, per: str | None = None) -> None:
+    def __init__(
+        self, pattern: Pattern, where: CaseKey | str, check: str | None = None, per: str | None = None
+    ) -> None:
         self.pattern, self.where, self.check, self.per = pattern, where, check, per
         self.compiled: re.Pattern[str] | None = None
         self.near: re.Pattern[str] | None = None
         self.unless: re.Pattern[str] | None = None
         self.windows = 0
-        self.used = 0
+        self.matches = 0
 
     def look(self, line: Candidate, text: str, rank: str | None) -> tuple[str, Hit] | None:
         """(key, hit) when the line is meant."""
         if self.compiled is None:  # most patterns never see a line
-            self.compiled = re.compile(self.pattern.re, re.IGNORECASE)
-            self.near = re.compile(self.pattern.near, re.IGNORECASE) if self.pattern.near else None
-            self.unless = re.compile(self.pattern.unless, re.IGNORECASE) if self.pattern.unless else None
+            self.compiled = _compiled(self.pattern.re)
+            self.near = _compiled(self.pattern.near) if self.pattern.near else None
+            self.unless = _compiled(self.pattern.unless) if self.pattern.unless else None
         found = self.compiled.search(text)
         if not found:
             return None
@@ -96,55 +105,95 @@ class _Probe:
             groups |= extra
             confidence = groups.pop("confidence", None)
         key = groups.get(self.per, "") if self.per else ""
+        self.matches += 1
         return key, Hit(line.number, excerpt(text, found), groups, rank, cast("Confidence | None", confidence))
+
+
+class _Desk:
+    """Everything that waits for one literal."""
+
+    __slots__ = ("probes", "readings", "trackers")
+
+    def __init__(self) -> None:
+        self.probes: list[_Probe] = []
+        self.readings: list[_Reader] = []
+        self.trackers: list[Tracker] = []
+
+    def satisfied(self) -> bool:
+        """More lines with this literal would say nothing new."""
+        return not self.trackers and not self.readings and all(probe.matches >= ENOUGH for probe in self.probes)
+
+
+class _Reader:
+    """A fact pattern at work."""
+
+    __slots__ = ("compiled", "count", "weight")
+
+    def __init__(self, reading: f.Reading) -> None:
+        self.compiled = _compiled(reading.re)
+        self.weight = reading.weight
+        self.count = 0
 
 
 def run(stream: BinaryIO, rules: Rules, facts: f.Facts) -> Seen:
     """Read the whole stream once; `facts` takes what the log says of versions and devices."""
     seen = Seen()
-    probes: dict[str, list[_Probe]] = {}
-    readings: dict[str, list[tuple[f.Reading, re.Pattern[str]]]] = {}
-    trackers: dict[str, list[Tracker]] = {}
+    desks: dict[str, _Desk] = {}
     owners: list[tuple[CaseKey, Tracker]] = []
+
+    def desk(literal: str) -> _Desk:
+        return desks.setdefault(literal, _Desk())
+
     for name, patterns in rules.signals.items():
         for pattern in patterns:
-            probes.setdefault(pattern.literal, []).append(_Probe(pattern, name))
+            desk(pattern.literal).probes.append(_Probe(pattern, name))
     for i, rule in enumerate(rules.rules):
         for j, case in enumerate(rule.cases):
             for pattern in case.patterns:
-                probes.setdefault(pattern.literal, []).append(_Probe(pattern, (i, j), case.check, case.per))
+                desk(pattern.literal).probes.append(_Probe(pattern, (i, j), case.check, case.per))
             if case.tracker:
                 tracker = TRACKERS[case.tracker]()
                 owners.append(((i, j), tracker))
                 for literal in tracker.literals:
-                    trackers.setdefault(literal, []).append(tracker)
+                    desk(literal).trackers.append(tracker)
     for reading in f.readings():
-        readings.setdefault(reading.literal, []).append((reading, re.compile(reading.re, re.IGNORECASE)))
-    literals = sorted({*probes, *readings, *trackers})
-    counts: dict[int, int] = {}
-    for line in scan(stream, [literal.encode() for literal in literals]):
+        desk(reading.literal).readings.append(_Reader(reading))
+    literals = sorted(desks)
+    ordered = [desks[literal] for literal in literals]
+    known: set[int] = set()
+    for line in scan(stream, [literal.encode() for literal in literals], known):
         seen.lines = line.number
-        text, rank = strip(line.text)
-        fed: list[Tracker] = []
-        for index in line.literals:
-            literal = literals[index]
-            for probe in probes.get(literal, ()):
-                result = probe.look(line, text, rank)
-                if result:
-                    _keep(seen, probe.where, *result)
-            for tracker in trackers.get(literal, ()):
-                if tracker not in fed:
-                    fed.append(tracker)
-                    tracker.feed(line.number, text, rank)
-            for reading, compiled in readings.get(literal, ()):
-                if counts.get(id(reading), 0) < f.MAX_HITS:
-                    counts[id(reading)] = counts.get(id(reading), 0) + 1
-                    for match in _some(compiled.finditer(text), 4):
-                        facts.take(match.groupdict(), reading.weight, text)
+        _line(line, ordered, seen, facts, known)
     for where, tracker in owners:
         for hit in tracker.hits():
             _keep(seen, where, "", hit)
     return seen
+
+
+def _line(line: Candidate, desks: list[_Desk], seen: Seen, facts: f.Facts, known: set[int]) -> None:
+    text, rank = strip(line.text)
+    fed: list[Tracker] = []
+    for index in line.literals:
+        waiting = desks[index]
+        changed = False
+        for probe in waiting.probes:
+            result = probe.look(line, text, rank)
+            if result:
+                _keep(seen, probe.where, *result)
+                changed = changed or probe.matches >= ENOUGH
+        for tracker in waiting.trackers:
+            if tracker not in fed:
+                fed.append(tracker)
+                tracker.feed(line.number, text, rank)
+        if waiting.readings:
+            for reader in waiting.readings:
+                reader.count += 1
+                for match in _some(reader.compiled.finditer(text), 4):
+                    facts.take(match.groupdict(), reader.weight, text)
+            waiting.readings = [reader for reader in waiting.readings if reader.count < f.MAX_HITS]
+            changed = changed or not waiting.readings
+        if changed and index not in known and waiting.satisfied():
+            known.add(index)
 
 
 def _some(matches: Iterable[re.Match[str]], count: int) -> Iterable[re.Match[str]]:

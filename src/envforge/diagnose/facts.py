@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from envforge.errors import EnvforgeError
@@ -27,6 +28,7 @@ PACKAGES = (
 )  # fmt: skip
 
 _DRIVER = r"(?P<driver>\d{3}\.\d{2,3}(?:\.\d{2,3})?)\b"
+_MAKES = "NVIDIA|Tesla|GeForce|Quadro|GRID"
 _TORCH = r"v?(?P<torch>[12]\.\d{1,2}(?:\.\d+)?(?:a0|rc\d+|\.dev\d+)?)(?:\+(?P<local>cu\d{3}|cpu|rocm[\d.]+))?"
 
 
@@ -39,7 +41,8 @@ class Reading:
     weight: int = 1
 
 
-def readings() -> list[Reading]:
+@lru_cache(maxsize=1)
+def readings() -> tuple[Reading, ...]:
     """Every fact pattern with its literal."""
     rows = [
         Reading(r"driver version\s*[:=]?\s*" + _DRIVER, "driver version", 3),
@@ -69,9 +72,9 @@ def readings() -> list[Reading]:
         Reading(r"(?:wants?|want(?:ed)?|needs?|expected?) (?P<wanted>cu\d{3})\b", " cu1", 1),
         Reading(r"(?:cuda|compute) capability(?: \(CC\))?[ :=]*(?:of )?\(?(?P<sm>\d{1,2}[.,] ?\d)\b", "capability", 2),
         Reading(r"\bsm_(?P<sm_code>\d{2,3})[af]?\b", "sm_", 0),
-        Reading(r"(?:Found GPU\d+|GPU \d+:|GPU\s*[:=]|on) (?P<gpu>(?:NVIDIA|Tesla|GeForce|Quadro|GRID)[\w .()/-]{2,40})", "gpu", 2),
+        Reading(r"(?:Found GPU\d+|GPU \d+:|GPU\s*[:=]|on) (?P<gpu>(?:" + _MAKES + r")[\w .()/-]{2,40})", "gpu", 2),
         *(
-            Reading(rf"(?P<gpu>(?:NVIDIA |Tesla |GeForce |Quadro |GRID )*{word}[\w -]{{0,24}})", word.lower().replace("\\", ""), 1)
+            Reading(rf"(?P<gpu>(?:(?:{_MAKES}) )*{word}[\w -]{{0,24}})", word.lower(), 1)
             for word in (
                 "Tesla ", "GeForce ", "Quadro ", "GRID ", "NVIDIA A", "NVIDIA H", "NVIDIA B", "NVIDIA GB", "NVIDIA L",
                 "NVIDIA RTX", "NVIDIA T", "RTX ", "GTX ", "V100", "A100", "H100", "H200", "B200",
@@ -88,7 +91,7 @@ def readings() -> list[Reading]:
                         spelled + glue,
                     )
                 )
-    return rows
+    return tuple(rows)
 
 
 @dataclass(slots=True)
@@ -270,9 +273,7 @@ class Facts:
         builds = [row for row in self.matrix.torch_builds if row.torch == minor and row.variant == variant]
         if not builds:
             return None
-        return any(
-            not any(covers(row.sm, row.ptx, ".".join(map(str, cap)), True) for row in builds) for cap in caps
-        )
+        return any(not any(covers(row.sm, row.ptx, ".".join(map(str, cap)), True) for row in builds) for cap in caps)
 
     def values(self) -> dict[str, str]:
         """Everything that texts may name."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_FRAME = re.compile(r"""(?:File\s+["']?|^\s*|\s|["'(\[])(?P<path>[\w./~<>+@-]*/[\w.+-]+\.py|[\w-]+\.py)(?=["':,\s)])""", re.MULTILINE)
+_FRAME = re.compile(
+    r"""(?:File\s+["']?|^\s*|\s|["'(\[])(?P<path>[\w./~<>+@-]*/[\w.+-]+\.py|[\w-]+\.py)(?=["':,\s)])""", re.MULTILINE
+)
 _INSTALLED = re.compile(r"(?:site|dist)-packages/(?P<name>[A-Za-z0-9_]+)")
 _REMOTE = re.compile(r"transformers_modules[/.]|/modules/transformers_modules|\\transformers_modules\\")
 _REMOTE_FILE = re.compile(r"(?:modeling|tokenization|configuration|processing|modelling)_[\w-]+\.py")
@@ -15,7 +17,7 @@ _DIST = {
     "google": "protobuf", "dateutil": "python-dateutil", "bs4": "beautifulsoup4", "pkg_resources": "setuptools",
     "flash_attn_2_cuda": "flash-attn", "flash_attn": "flash-attn", "unsloth_zoo": "unsloth_zoo", "attr": "attrs",
     "huggingface_hub": "huggingface-hub", "mmcv": "mmcv", "OpenSSL": "pyopenssl", "Crypto": "pycryptodome",
-    "tensorboardX": "tensorboardx", "git": "gitpython", "jwt": "pyjwt", "docx": "python-docx", "dotenv": "python-dotenv",
+    "git": "gitpython", "jwt": "pyjwt", "docx": "python-docx", "dotenv": "python-dotenv",
     "_lzma": "a Python built with lzma", "_ctypes": "a Python built with ctypes", "_bz2": "a Python built with bz2",
 }  # fmt: skip
 # Packages whose frames are recognised without a site-packages folder in front (shortened or repository paths).
@@ -59,9 +61,9 @@ def is_remote_code(lines: str) -> bool:
 
 
 def remote_file(lines: str) -> str | None:
-    """The model's own file, `modeling_internlm2.py`."""
-    found = [m for m in _REMOTE_FILE.findall(lines)]
-    return found[-1] if found else None
+    """The model's own file, `modeling_internlm2.py`: the innermost frame's, not one that the error line names."""
+    found = _REMOTE_FILE.findall(lines.rsplit("\n", 1)[0] if "\n" in lines else lines)
+    return str(found[-1]) if found else None
 
 
 def is_remote_part(module: str) -> bool:

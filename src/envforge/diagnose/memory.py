@@ -1,4 +1,4 @@
-"""What the numbers of an out-of-memory message say. Both generations of PyTorch's text, and bare ones without numbers."""
+"""What the numbers of an out-of-memory message say: both generations of PyTorch's text, and bare ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 GIB = 1024.0  # everything is counted in MiB
-_UNITS = {"bytes": 1 / (1024 * 1024), "kib": 1 / 1024, "kb": 1 / 1024, "mib": 1.0, "mb": 1.0, "gib": GIB, "gb": GIB, "tib": GIB * 1024}
+_UNITS = {
+    "bytes": 1 / (1024 * 1024),
+    "kib": 1 / 1024,
+    "kb": 1 / 1024,
+    "mib": 1.0,
+    "mb": 1.0,
+    "gib": GIB,
+    "gb": GIB,
+    "tib": GIB * 1024,
+}
 _SIZE = r"(\d+(?:\.\d+)?)\s*(bytes|[KMGT]i?B)"
 _WANTED = re.compile(r"Tried to allocate " + _SIZE, re.IGNORECASE)
 _NEW = {
-    "total": re.compile(r"total capac?ity of " + _SIZE, re.IGNORECASE),
+    "total": re.compile(r"total capac\w*y of " + _SIZE, re.IGNORECASE),
     "free": re.compile(r"of which " + _SIZE + r" is free", re.IGNORECASE),
     "this": re.compile(r"this process has " + _SIZE + r" memory in use", re.IGNORECASE),
     "allocated": re.compile(r"allocated memory " + _SIZE + r" is allocated by PyTorch", re.IGNORECASE),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_RANK = re.compile(r"\[(?:rank|default)\s?(\d+)\]:?\s?|(\d{1,4}):\s+(?=\S)|\((?:\w+ )?(?:rank|pid)=(\d+)[^)]*\)\s?", re.IGNORECASE)
+_RANK = re.compile(
+    r"\[(?:rank|default)\s?(\d+)\]:?\s?|(\d{1,4}):\s+(?=\S)|\((?:\w+ )?(?:rank|pid)=(\d+)[^)]*\)\s?", re.IGNORECASE
+)
 _OTHER = re.compile(
     r"""\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?(?:std(?:out|err)\s[FP]\s)?
       |[A-Z][a-z]{2}\s+\d{1,2}\s\d\d:\d\d:\d\d\s[\w.-]+\s(?:kernel:\s)?(?=\S)
@@ -17,11 +19,15 @@ _OTHER = re.compile(
     re.VERBOSE,
 )
 
+_STARTS = frozenset("[(#0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+
 
 def strip(text: str) -> tuple[str, str | None]:
     """(the line without its prefixes, the rank or None)."""
     rank: str | None = None
     at = 0
+    if text[:1] not in _STARTS:
+        return text, None
     for _ in range(6):
         found = _RANK.match(text, at)
         if found:

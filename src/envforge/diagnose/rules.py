@@ -123,9 +123,7 @@ def _case(case: dict[str, Any], path: tuple[str | int, ...], name: str, conditio
     from envforge.diagnose.checks import CHECKS
     from envforge.diagnose.trackers import TRACKERS
 
-    case["patterns"] = [
-        _pattern(raw, (*path, "patterns", k), fault) for k, raw in enumerate(case.get("patterns", []))
-    ]
+    case["patterns"] = [_pattern(raw, (*path, "patterns", k), fault) for k, raw in enumerate(case.get("patterns", []))]
     if bool(case["patterns"]) == bool(case.get("tracker")):
         fault(path, f"rule {name}: a case has either patterns or a tracker")
     for key, known in (("check", CHECKS), ("tracker", TRACKERS)):

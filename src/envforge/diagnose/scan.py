@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from functools import lru_cache
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import ahocorasick_rs
 
 BLOCK = 1 << 19
 MAX_LINE = 1 << 20  # a longer line is taken in pieces
@@ -24,24 +28,69 @@ _ENCODINGS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"
 
 @dataclass(slots=True)
 class Candidate:
-    """One line that holds at least one literal: 1-based number, text, the literals' indices, the text around it."""
+    """One line that holds at least one literal: its 1-based number, its text, and the literals' positions."""
 
     number: int
     text: str
     literals: set[int]
-    around: Callable[[int, int], str]  # (lines before, lines after) -> that window, joined by newlines
+    window: bytes
+    start: int
+    end: int
+
+    def around(self, before: int, after: int) -> str:
+        """The line with so many lines above and below it, joined by newlines; at most LOOK_AROUND bytes each way."""
+        first, last = self.start, self.end
+        floor, ceiling = max(0, first - LOOK_AROUND), min(len(self.window), last + LOOK_AROUND)
+        for _ in range(before):
+            if first <= floor:
+                break
+            first = _line_start(self.window, first - 1)
+        for _ in range(after):
+            if last >= ceiling:
+                break
+            last = _line_end(self.window, last + 1)
+        return _decode(self.window[max(first, floor) : min(last, ceiling)])
 
 
-def scan(stream: BinaryIO, literals: Sequence[bytes]) -> Iterator[Candidate]:
+@lru_cache(maxsize=2)
+def _automaton(literals: tuple[bytes, ...]) -> ahocorasick_rs.BytesAhoCorasick:
+    import ahocorasick_rs
+
+    return ahocorasick_rs.BytesAhoCorasick(list(literals), implementation=ahocorasick_rs.Implementation.DFA)
+
+
+class _Machine:
+    """The automaton over the literals that are still searched everywhere. Of the others (`known`: so many hits that
+    more say nothing new) only the last one of each block is looked up, for the evidence."""
+
+    def __init__(self, literals: Sequence[bytes], known: set[int]) -> None:
+        self.size = len(known)
+        self.active = [i for i in range(len(literals)) if i not in known]
+        self.rare = [(i, literals[i]) for i in known]
+        self.automaton = _automaton(tuple(literals[i] for i in self.active))
+
+    def hits(self, block: bytes) -> list[tuple[int, int]]:
+        """(position in the block, literal), ordered by position."""
+        active = self.active
+        found = [(low, active[i]) for i, low, _ in self.automaton.find_matches_as_indexes(block, overlapping=True)]
+        for i, literal in self.rare:
+            at = block.rfind(literal)
+            if at >= 0:
+                found.append((at, i))
+        found.sort()
+        return found
+
+
+def scan(stream: BinaryIO, literals: Sequence[bytes], known: set[int] | None = None) -> Iterator[Candidate]:
     """Candidates in the order of their lines.
 
     Args:
         stream: the log; a compressed one is opened by the caller.
         literals: lower-case ASCII texts shorter than OVERLAP; `Candidate.literals` holds their positions.
+        known: positions of literals that the caller has seen often enough; it may grow while the scan runs.
     """
-    import ahocorasick_rs
-
-    machine = ahocorasick_rs.BytesAhoCorasick(list(literals), implementation=ahocorasick_rs.Implementation.DFA)
+    known = set() if known is None else known
+    machine = _Machine(literals, known)
     window = b""
     number = 1  # line number at the start of `window`
     done = 0  # bytes of `window` whose hits were handed over
@@ -51,9 +100,10 @@ def scan(stream: BinaryIO, literals: Sequence[bytes]) -> Iterator[Candidate]:
         if limit <= done and len(window) - done > MAX_LINE:  # one endless line
             limit = len(window) - LOOK_AROUND
         if limit > done:
-            hits = machine.find_matches_as_indexes(window[done:limit].lower(), overlapping=True)
-            yield from _lines(window, done, number, hits)
-            whole = limit == 0 or window[limit - 1 : limit] in (b"\n", b"\r")
+            if machine.size != len(known):
+                machine = _Machine(literals, known)
+            yield from _lines(window, done, number, machine.hits(window[done:limit].lower()))
+            whole = window[limit - 1 : limit] in (b"\n", b"\r")
             done = limit if whole else max(done, limit - OVERLAP)
         keep = max(0, done - LOOK_AROUND)
         start = _line_start(window, keep)
@@ -62,15 +112,15 @@ def scan(stream: BinaryIO, literals: Sequence[bytes]) -> Iterator[Candidate]:
         window, done = window[keep:], done - keep
 
 
-def _lines(window: bytes, base: int, number: int, hits: list[tuple[int, int, int]]) -> Iterator[Candidate]:
-    """Group the hits of one stretch by line. Hits come ordered by their ends, so lines come in order too."""
+def _lines(window: bytes, base: int, number: int, hits: list[tuple[int, int]]) -> Iterator[Candidate]:
+    """Group the hits of one stretch by line."""
     counted = 0
     start = end = -1
     first = 0
     found: set[int] = set()
-    for literal, low, _ in hits:
+    for low, literal in hits:
         at = base + low
-        if not start <= at < end:
+        if at >= end:
             if found:
                 number += window.count(b"\n", counted, start)
                 counted = start
@@ -83,25 +133,10 @@ def _lines(window: bytes, base: int, number: int, hits: list[tuple[int, int, int
 
 
 def _candidate(window: bytes, start: int, end: int, hit: int, number: int, found: set[int]) -> Candidate:
-    low, high = start, end
     if end - start > SHOWN:
-        low = max(start, hit - SHOWN // 2)
-        high = min(end, low + SHOWN)
-
-    def around(before: int, after: int) -> str:
-        first, last = low, high
-        floor, ceiling = max(0, low - LOOK_AROUND), min(len(window), high + LOOK_AROUND)
-        for _ in range(before):
-            if first <= floor:
-                break
-            first = _line_start(window, first - 1)
-        for _ in range(after):
-            if last >= ceiling:
-                break
-            last = _line_end(window, last + 1)
-        return _decode(window[max(first, floor) : min(last, ceiling)])
-
-    return Candidate(number, _decode(window[low:high]), found, around)
+        start = max(start, hit - SHOWN // 2)
+        end = min(end, start + SHOWN)
+    return Candidate(number, _decode(window[start:end]), found, window, start, end)
 
 
 def _decode(raw: bytes) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from envforge.diagnose.model import Confidence, Hit
 
 MAX_SERIES = 48
 MAX_POINTS = 256
+DENSE = 3_000  # lines that a tracker takes one by one; afterwards every THIN-th (a prime: ranks take turns)
+THIN = 11
 
 _UNITS = {"gib": 1024.0, "gb": 1024.0, "g": 1024.0, "mib": 1.0, "mb": 1.0, "m": 1.0}
 _VALUE = re.compile(
@@ -25,19 +27,21 @@ _BARE = re.compile(
 )
 _MEMORY = re.compile(r"mem|vram|alloc|reserved|in use|gpu used", re.IGNORECASE)
 _NOT_A_SERIES = re.compile(
-    r"tried to allocate|out of memory|total capac?ity|is free|host memory|shared memory|\bram\b|estimated|needs|requires",
+    r"tried to allocate|out of memory|total capac|is free|host memory|shared memory|\bram\b|estimated|needs|requires",
     re.IGNORECASE,
 )
 
 
-class Tracker(Protocol):
+class Tracker(ABC):
     """Feeds on lines, then answers with at most a few hits."""
 
-    literals: tuple[str, ...]
+    literals: tuple[str, ...] = ()
 
+    @abstractmethod
     def feed(self, number: int, text: str, rank: str | None) -> None:
         """One line that holds one of the literals."""
 
+    @abstractmethod
     def hits(self) -> list[Hit]:
         """The verdict: hits with a confidence, or none."""
 
@@ -70,27 +74,33 @@ class _Series:
         return self.points if ends_with_last else [*self.points, self.last]  # type: ignore[list-item]
 
 
-class MemoryCreep:
+class MemoryCreep(Tracker):
     """GPU memory that climbs from report to report and does not level off."""
 
-    literals = (
-        "allocated", "memory:", "memory=", "memory(", "memory used", "memory usage", "gpu mem", "gpu_mem", "mem=", "mem:",
-        "vram", "memory_", "memory\":", "memory':", "gpu memory", "cuda memory", "memory in use", "gib in use", "gb in use",
-        "memory after", "memory at", "mib in use",
+    literals: tuple[str, ...] = (
+        "allocated", "memory:", "memory=", "memory(", "memory used", "memory usage", "gpu mem", "gpu_mem", "mem=",
+        "mem:", "vram", "memory_", 'memory":', "memory':", "gpu memory", "cuda memory", "memory in use", "gib in use",
+        "gb in use", "mib in use", "memory after", "memory at",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.series: dict[tuple[str, str], _Series] = {}
+        self.fed = 0
 
     def feed(self, number: int, text: str, rank: str | None) -> None:
         """Collect every quantity of memory on the line."""
+        self.fed += 1
+        if self.fed > DENSE and self.fed % THIN:
+            return
         if _NOT_A_SERIES.search(text):
             return
         for found in (*_VALUE.finditer(text), *_BARE.finditer(text)):
             groups = found.groupdict()
             before, after = groups["before"], groups.get("after") or ""
             unit = (groups.get("unit") or groups.get("part") or "mb").lower()
-            key = re.sub(r"[\W_]+", " ", before[-28:]).strip().lower() or re.sub(r"[\W\d_]+", " ", after).strip().lower()
+            key = (
+                re.sub(r"[\W_]+", " ", before[-28:]).strip().lower() or re.sub(r"[\W\d_]+", " ", after).strip().lower()
+            )
             if not _MEMORY.search(before + " " + after):
                 continue
             slot = (rank or "", key)
@@ -150,10 +160,17 @@ def _linear(values: list[float]) -> float:
     return 0.0 if yy == 0 else xy * xy / (xx * yy)
 
 
-class StillLoss:
+class StillLoss(Tracker):
     """A training loss that is printed with the very same digits again and again while a gradient norm is zero."""
 
-    literals = ("grad_norm': 0.0,", "grad_norm': 0,", 'grad_norm": 0.0,', "grad_norm': 0.0}", "grad_norm=0.0", "grad_norm: 0.0")
+    literals: tuple[str, ...] = (
+        "grad_norm': 0.0,",
+        "grad_norm': 0,",
+        'grad_norm": 0.0,',
+        "grad_norm': 0.0}",
+        "grad_norm=0.0",
+        "grad_norm: 0.0",
+    )
 
     def __init__(self) -> None:
         self.lines: list[Hit] = []
@@ -179,4 +196,4 @@ class StillLoss:
         return [Hit(h.line, h.text, {"reports": str(self.count)}, h.rank, sure) for h in self.lines]
 
 
-TRACKERS: Mapping[str, Callable[[], Tracker]] = {"memory-creep": MemoryCreep, "still-loss": StillLoss}
+TRACKERS: Mapping[str, type[Tracker]] = {"memory-creep": MemoryCreep, "still-loss": StillLoss}
