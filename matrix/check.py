@@ -21,7 +21,9 @@ from envforge.matrix.meaning import Parsed, Placed, Row, parse_file, place_rows
 from envforge.matrix.releases import RELEASES, Release, known_packages, load_releases
 from envforge.matrix.strictyaml import line_of, place_of
 
-_FAULT = re.compile(r"(?P<where>.+?):(?P<line>\d+): (?:(?P<row>(?:[a-z_]+ row \d+|field|policy)[^:]*): )?(?P<what>.*)", re.S)
+_FAULT = re.compile(
+    r"(?P<where>.+?):(?P<line>\d+): (?:(?P<row>(?:[a-z_]+ row \d+|field|policy)[^:]*): )?(?P<what>.*)", re.S
+)
 NAME_FIELDS = ("id", "name", "ref", "family", "package", "torch", "os", "cuda", "major", "branch")
 
 
@@ -55,6 +57,7 @@ class Book:
     released: tuple[str, ...]  # packages with a release file
     findings: list[Finding] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
+    memory: dict[Any, Any] = field(default_factory=dict)  # what the checks worked out and need again
 
     @property
     def rows(self) -> Mapping[str, list[Row]]:
@@ -158,6 +161,4 @@ def _from_fault(text: str) -> Finding:
     match = _FAULT.fullmatch(text)
     if not match:
         return Finding("load", text.partition(":")[0], 1, "", text, "correct the file")
-    return Finding(
-        "load", match["where"], int(match["line"]), match["row"] or "", match["what"], "correct this line"
-    )
+    return Finding("load", match["where"], int(match["line"]), match["row"] or "", match["what"], "correct this line")

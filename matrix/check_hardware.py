@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from envforge.matrix.check import Book, number
@@ -33,7 +34,7 @@ def toolkits(book: Book) -> None:
             book.tell("toolkit", row, f"drivers of branch {data['branch']} report CUDA {other}", do, "branch")
     ordered = sorted(book.rows["toolkits"], key=lambda row: (number(row.data["cuda"]), _rank(row.data["release"])))
     with_driver = [row for row in ordered if row.data["driver"]]
-    for older, newer in zip(with_driver, with_driver[1:], strict=False):
+    for older, newer in itertools.pairwise(with_driver):
         if number(older.data["driver"]) > number(newer.data["driver"]):
             what = (
                 f"CUDA {newer.data['cuda']} {newer.data['release']} has driver {newer.data['driver']}, older than "
@@ -42,7 +43,9 @@ def toolkits(book: Book) -> None:
             book.tell("toolkit", newer, what, "drivers rise with the toolkits: correct one of the two", "driver")
     for cuda, rows in book.toolkits.items():
         if not any(row.data["release"].startswith("GA") for row in rows):
-            book.tell("toolkit", rows[0], f"CUDA {cuda} has no GA release", "add the row of its first release", "release")
+            book.tell(
+                "toolkit", rows[0], f"CUDA {cuda} has no GA release", "add the row of its first release", "release"
+            )
         numbers = sorted(_rank(row.data["release"]) for row in rows)
         first, last = numbers[0], numbers[-1]
         if len(set(numbers)) != len(numbers):
@@ -70,7 +73,8 @@ def families(book: Book) -> None:
     floors = {row.data["major"]: row for row in book.rows["families"]}
     for major in sorted(majors - set(floors)):
         what = f"CUDA {major} toolkits have rows, but families has no floor for {major}"
-        book.tell("family", book.toolkits[f"{major}.0"][0], what, "add the row to families", "cuda")
+        row = next(r for r in book.rows["toolkits"] if number(r.data["cuda"])[0] == major)
+        book.tell("family", row, what, "add the row to families", "cuda")
     for major, row in floors.items():
         first = [r for r in book.toolkits.get(f"{major}.0", []) if r.data["driver"]]
         if not first:
@@ -86,9 +90,11 @@ def families(book: Book) -> None:
 def branches(book: Book) -> None:
     """Branches rise with CUDA, and each has the toolkit that it reports or a note that there is none."""
     ordered = sorted(book.rows["branches"], key=lambda row: int(row.data["branch"]))
-    for older, newer in zip(ordered, ordered[1:], strict=False):
+    for older, newer in itertools.pairwise(ordered):
         if number(older.data["cuda"]) >= number(newer.data["cuda"]):
-            what = f"branch {newer.data['branch']} reports CUDA {newer.data['cuda']}, not more than {older.data['branch']}"
+            what = (
+                f"branch {newer.data['branch']} reports CUDA {newer.data['cuda']}, not more than {older.data['branch']}"
+            )
             book.tell("branch", newer, what, "newer branches report newer CUDA: correct one of the two", "cuda")
     for row in ordered:
         cuda = row.data["cuda"]
@@ -120,11 +126,13 @@ def forward(book: Book) -> None:
             elif branch >= own[cuda]:
                 what = f"branch {branch} runs CUDA {cuda} itself"
                 book.tell("forward", row, what, "only older branches need the package", "branches")
-    for newer, older in zip(ordered, ordered[1:], strict=False):
+    for newer, older in itertools.pairwise(ordered):
         cuda = older.data["cuda"]
         expected = [b for b in newer.data["branches"] if b < own.get(cuda, 0)]
         if sorted(older.data["branches"]) != sorted(expected):
-            what = f"serves {older.data['branches']}, but CUDA {newer.data['cuda']} leaves {expected} below its own branch"
+            what = (
+                f"serves {older.data['branches']}, but CUDA {newer.data['cuda']} leaves {expected} below its own branch"
+            )
             book.tell("forward", older, what, "each package serves the branches of the next newer one", "branches")
 
 
@@ -145,9 +153,11 @@ def architectures(book: Book) -> None:
         if data.get("last_branch") is not None and data["last_branch"] not in known:
             book.tell("architecture", row, f"branch {data['last_branch']} has no row", "correct it", "last_branch")
         if (data.get("last_branch") is None) != (last is None):
-            book.tell("architecture", row, "a generation ends in the toolkit and in the driver", "give both", "last_cuda")
+            book.tell(
+                "architecture", row, "a generation ends in the toolkit and in the driver", "give both", "last_cuda"
+            )
     ordered = sorted(book.sms, key=number)
-    for lower, higher in zip(ordered, ordered[1:], strict=False):
+    for lower, higher in itertools.pairwise(ordered):
         a, b = book.sms[lower].data, book.sms[higher].data
         ends = [r.get("last_branch") for r in (a, b)]
         if ends[0] is None and ends[1] is not None:
@@ -207,7 +217,9 @@ def _class(book: Book, row: Row) -> None:
     if data.get("forward", False) != data.get("data_center", False):
         what = "forward compatibility and the data-centre class go together"
         book.tell("gpu", row, what, "correct one, or write why in a comment and in the check", "forward")
-    consumer = re.match(r"((GeForce|Quadro|TITAN|RTX) |T\d{3,4}\b)", name, re.IGNORECASE) and "Server Edition" not in name
+    consumer = (
+        re.match(r"((GeForce|Quadro|TITAN|RTX) |T\d{3,4}\b)", name, re.IGNORECASE) and "Server Edition" not in name
+    )
     if bool(consumer) == data.get("data_center", False):
         kind = "a consumer or workstation part" if consumer else "a data-centre part"
         book.tell("gpu", row, f"{name} is {kind}", "correct data_center or the name", "data_center")

@@ -13,7 +13,6 @@ from typing import Any
 from envforge.matrix.check import Book, number
 from envforge.matrix.check_torch import final, matching, minor, parsed
 from envforge.matrix.meaning import VIRTUAL, Row
-from envforge.matrix.releases import Release
 
 Box = dict[str, frozenset[str]]
 _CLAUSE = re.compile(r"\s*(~=|===|==|!=|<=|>=|<|>)\s*([^,\s]+)\s*")
@@ -26,6 +25,13 @@ def clauses(text: str) -> list[tuple[str, str]]:
 
 def values(book: Book, name: str) -> tuple[str, ...]:
     """Every known value of a package or host fact, ascending."""
+    found: tuple[str, ...] | None = book.memory.get(("values", name))
+    if found is None:
+        found = book.memory["values", name] = _values(book, name)
+    return found
+
+
+def _values(book: Book, name: str) -> tuple[str, ...]:
     if name == "variant":
         return book.variants
     if name == "cuda":
@@ -38,13 +44,25 @@ def values(book: Book, name: str) -> tuple[str, ...]:
     if name == "python":
         return tuple(sorted(book.placed.policy["pythons"].split(), key=number))
     if name == "glibc":
-        have = {r.data["glibc"] for r in [*book.rows["systems"], *book.rows["bases"]]} | {"2.12", "2.17", "2.27", "2.28"}
+        have = {r.data["glibc"] for r in [*book.rows["systems"], *book.rows["bases"]]} | {
+            "2.12",
+            "2.17",
+            "2.27",
+            "2.28",
+        }
         return tuple(sorted(have, key=number))
     return tuple(r.version for r in book.releases(name))
 
 
 def allowed(book: Book, name: str, text: str) -> frozenset[str]:
     """The known values that a specifier allows."""
+    found: frozenset[str] | None = book.memory.get((name, text))
+    if found is None:
+        found = book.memory[name, text] = _allowed(book, name, text)
+    return found
+
+
+def _allowed(book: Book, name: str, text: str) -> frozenset[str]:
     if name == "variant":
         return frozenset(part.strip() for part in text.split(",")) & frozenset(book.variants)
     if name in VIRTUAL:
@@ -98,7 +116,9 @@ def _anchored(version: str, known: tuple[str, ...]) -> bool:
     """The version is a release, or the beginning of some: 2.6 for 2.6.0."""
     if any(parsed(v) == parsed(version) for v in known):
         return True
-    return any(v.startswith(f"{version}.") or re.match(re.escape(version) + r"(rc|a|b|\.post|post)\d", v) for v in known)
+    return any(
+        v.startswith(f"{version}.") or re.match(re.escape(version) + r"(rc|a|b|\.post|post)\d", v) for v in known
+    )
 
 
 def _nearest(name: str, version: str, known: tuple[str, ...]) -> str:
@@ -144,7 +164,9 @@ def _said(book: Book, name: str, operator: str, version: str, text: str, field: 
         return True
     if name == "sm" and version.replace(".", "") in tokens:
         return True
-    if name not in VIRTUAL and re.search(rf"\b{re.escape(name)} {re.escape(_lower_major(operator, version))}(?![.\d])", text):
+    if name not in VIRTUAL and re.search(
+        rf"\b{re.escape(name)} {re.escape(_lower_major(operator, version))}(?![.\d])", text
+    ):
         return True  # "numpy 1" for <2, "pydantic 2" for >=2
     if name in VIRTUAL:
         return any(number(t) == number(version) for t in tokens if re.fullmatch(r"[\d.]+", t))
@@ -163,14 +185,19 @@ def _begins(token: str, version: str) -> bool:
     return version == token or version.startswith(f"{token}.")
 
 
-def boxes(book: Book, row: Mapping[str, Any]) -> list[Box]:
+def boxes(book: Book, row: Row) -> list[Box]:
     """What a rule forbids: for each `needs` one set of values per name, all of which together are refused."""
+    known: list[Box] | None = book.memory.get(id(row))
+    if known is None:
+        known = book.memory[id(row)] = _boxes(book, row.data)
+    return known
+
+
+def _boxes(book: Book, row: Mapping[str, Any]) -> list[Box]:
     when = {name: allowed(book, name, text) for name, text in row["when"].items()}
     found = []
     for name, text in row.get("needs", {}).items():
         bad = frozenset(values(book, name)) - allowed(book, name, text)
-        if name == "cuda":
-            bad = frozenset(v for v in bad)  # a cpu build has no CUDA and meets every need on it
         box = dict(when)
         box[name] = box[name] & bad if name in box else bad
         found.append(box)
@@ -199,8 +226,10 @@ def _fires(book: Book) -> None:
                     do = 'correct it; or say in the text that there is "no release" yet'
                     book.tell("never", row, what, do, field, name)
         if data["level"] == "warn" and not data.get("warning"):
-            book.tell("warning", row, "a rule of level warn has no warning id", "name one, for resolve to print", "level")
-        all_boxes += [(row, box) for box in boxes(book, data)]
+            book.tell(
+                "warning", row, "a rule of level warn has no warning id", "name one, for resolve to print", "level"
+            )
+        all_boxes += [(row, box) for box in boxes(book, row)]
     for row, box in all_boxes:
         for other, larger in all_boxes:
             if other is row or not _inside(box, larger):
@@ -209,7 +238,11 @@ def _fires(book: Book) -> None:
                 continue
             if _inside(larger, box) and (other.where, other.path) > (row.where, row.path):
                 continue  # equal rules: told at the later one
-            if row.data["level"] == "warn" and other.data["level"] == "warn" and row.data.get("warning") != other.data.get("warning"):
+            if (
+                row.data["level"] == "warn"
+                and other.data["level"] == "warn"
+                and row.data.get("warning") != other.data.get("warning")
+            ):
                 continue
             what = f"rule {other.data['id']} ({other.where}) refuses all of this already"
             book.tell("shadow", row, what, "drop one of the two, or correct its versions", "when")
@@ -253,7 +286,7 @@ def _metadata(book: Book) -> None:
                 for release in final(book.releases(name)):
                     if release.version not in covered:
                         continue
-                    own = declared(release, other)
+                    own = declared(release.requires, other)
                     met = matching(book.releases(other), own) if own is not None else frozenset()
                     if met and good and not met & good:
                         what = f"{name} {release.version} itself declares {other} {own or 'of any version'}"
@@ -262,21 +295,70 @@ def _metadata(book: Book) -> None:
                         break
 
 
-def declared(release: Release, name: str) -> str | None:
+_DECLARED: dict[tuple[int, str], tuple[tuple[str, ...], str | None]] = {}
+
+
+def declared(requires: tuple[str, ...], name: str) -> str | None:
     """The range on `name` that a release declares on every python and without extras; None where it does not."""
+    key = (id(requires), name)  # releases share their requirements; the entry keeps them alive
+    found = _DECLARED.get(key)
+    if found is None:
+        found = _DECLARED[key] = (requires, _declared(requires, name))
+    return found[1]
+
+
+def _declared(requires: tuple[str, ...], name: str) -> str | None:
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
-    for line in release.requires:
-        if not line.lower().replace("_", "-").startswith(name):
+    for line in requires:
+        if not line.lower().replace("_", "-").startswith(name) or ";" in line:
             continue
         try:
             found = Requirement(line)
         except InvalidRequirement:
             continue
-        if canonicalize_name(found.name) == name and found.marker is None:
+        if canonicalize_name(found.name) == name:
             return str(found.specifier)
     return None
 
 
-CHECKS = (_versions, _sentences, _fires, _metadata)
+# What the text of a source must name for its confidence to be believed.
+_EVIDENCE = {
+    "verified-by-execution": r"execut|measured|install",
+    "verified-from-metadata": r"METADATA|Requires-|metadata|wheel|file list|file name|sdist|directory",
+    "from-issue-report": r"issue|PR |thread|report|discussion|forum",
+}
+
+
+def _sources(book: Book) -> None:
+    """A source names what its confidence claims, and one of a release branch or a GPU page is about that row."""
+    for section, table in book.rows.items():
+        for row in table:
+            text, confidence = row.data["source"]
+            wanted = _EVIDENCE.get(confidence)
+            if wanted and not re.search(wanted, text):
+                what = f'"{text[:60]}" names nothing that is {confidence}'
+                book.tell("source", row, what, "correct the confidence, or say in the source what was read", "source")
+            if re.match(r"(executed|measured)\b", text) and confidence != "verified-by-execution":
+                what = f'"{text[:60]}" was run, so it is verified-by-execution'
+                book.tell("source", row, what, "correct the confidence", "source")
+            if re.fullmatch(r"[\w.-]+(==\S+)? (METADATA|Requires-Dist|file list|wheel contents)", text) and (
+                confidence != "verified-from-metadata"
+            ):
+                what = f'"{text[:60]}" is metadata, so it is verified-from-metadata'
+                book.tell("source", row, what, "correct the confidence", "source")
+            branch = re.search(r"pytorch/builder release/(\d+\.\d+) ", text)
+            if section == "torch" and branch and branch[1] != row.data["torch"]:
+                what = f"the build script of torch {branch[1]} says nothing about {row.data['torch']}"
+                book.tell("source", row, what, "name the source of this row", "source")
+            if section == "torch" and row.data["variant"] == "cpu" and "cpu" not in text.lower():
+                book.tell("source", row, f'"{text[:60]}" is not about cpu builds', "name the source", "source")
+            if section == "gpus" and "compute capability page" in text and "class" in text.partition(";")[0]:
+                legacy = number(row.data["sm"]) < (7, 5)
+                if legacy != ("legacy" in text):
+                    what = f"capability {row.data['sm']} is on the {'legacy' if legacy else 'current'} page"
+                    book.tell("source", row, what, "name the page that lists it", "source")
+
+
+CHECKS = (_versions, _sentences, _fires, _metadata, _sources)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import lru_cache
 
@@ -109,7 +110,7 @@ def _neighbours(book: Book) -> None:
     minors = sorted({row.data["torch"] for row in book.rows["torch"]}, key=number)
     for (variant, arch), rows in series.items():
         rows.sort(key=lambda row: number(row.data["torch"]))
-        for older, newer in zip(rows, rows[1:], strict=False):
+        for older, newer in itertools.pairwise(rows):
             between = minors[minors.index(older.data["torch"]) + 1 : minors.index(newer.data["torch"])]
             for gap in between:
                 what = f"{variant} for {arch} exists before and after torch {gap}, but not for it"
@@ -180,10 +181,18 @@ def specifier(text: str) -> object:
     return SpecifierSet(text, prereleases=True)
 
 
+_MATCHING: dict[tuple[int, str], tuple[tuple[Release, ...], frozenset[str]]] = {}
+
+
 def matching(releases: tuple[Release, ...], text: str) -> frozenset[str]:
     """Versions of the releases that a specifier allows, pre-releases too."""
-    spec = specifier(text)
-    return frozenset(r.version for r in releases if spec.contains(parsed(r.version)))  # type: ignore[attr-defined]
+    key = (id(releases), text)  # hashing hundreds of releases costs more than the answer; the entry keeps them alive
+    found = _MATCHING.get(key)
+    if found is None:
+        spec = specifier(text)
+        versions = frozenset(r.version for r in releases if spec.contains(parsed(r.version)))  # type: ignore[attr-defined]
+        found = _MATCHING[key] = (releases, versions)
+    return found[1]
 
 
 def native(book: Book) -> None:
@@ -204,7 +213,7 @@ def native(book: Book) -> None:
         _code(book, row, cudas)
         wheels = {r.version for r in releases if r.wheels}
         if data.get("source_only") and covered & wheels:
-            what = f"{data['package']} {min(covered & wheels, key=parsed)} has wheels"  # type: ignore[type-var, arg-type]
+            what = f"{data['package']} {min(covered & wheels, key=parsed)} has wheels"  # type: ignore[arg-type]
             book.tell("native", row, what, "limit the versions, or drop source_only", "source_only")
         if not data.get("source_only") and covered and not covered & wheels:
             what = f"no {data['package']} release in {data['versions']} has a wheel"
