@@ -195,23 +195,37 @@ def _driver_rows(enc: Encoding) -> None:
         if arch is None:
             continue
         words = gpu_words(enc, sm)
-        if arch.last_branch is not None:
-            newer = driver.mask_of([v for v in driver.values if key(v)[0] > arch.last_branch])
-            text = f"the last driver branch for {words} is {arch.last_branch}"
-            enc.add(
-                Fact("generation", ("generation", sm), sm, text=text, source=arch.source.text),
-                (DRIVER, newer),
-                (sm_name(sm), PRESENT),
-            )
+        last = arch.last_branch
+        if last is not None:
+            text = f"the last driver branch for {words} is {last}"
+            _generation_row(enc, sm, text, arch.source.text, _outside(above=last), newest=True)
         first = next((t.branch for t in reversed(enc.matrix.toolkits) if t.cuda == arch.first_cuda), None)
         if first is not None:
-            older = driver.mask_of([v for v in driver.values if key(v)[0] < first])
             text = f"the first driver branch for {words} is {first}"
-            enc.add(
-                Fact("generation", ("generation", sm), sm, text=text, source=arch.source.text),
-                (DRIVER, older),
-                (sm_name(sm), PRESENT),
-            )
+            _generation_row(enc, sm, text, arch.source.text, _outside(below=first))
+
+
+def _outside(above: int = 10_000, below: int = 0) -> Callable[[str], bool]:
+    return lambda driver: key(driver)[0] > above or key(driver)[0] < below
+
+
+def _older(than: str) -> Callable[[str], bool]:
+    return lambda driver: key(driver) < key(than)
+
+
+def _generation_row(
+    enc: Encoding, sm: str, text: str, source: str, bad: Callable[[str], bool], newest: bool = False
+) -> None:
+    """A driver branch that does not know a GPU, judged by the driver of the hosts that have it."""
+    own = enc.drivers_of(sm)
+    terms = enc.driver_term(sm, bad)
+    if newest and own and own[1] != enc.driver:
+        terms = () if bad(own[1]) else None
+    if terms is None:
+        return
+    if not terms and own:
+        text += f", and the driver of a host that has it is {own[1 if newest else 0]}"
+    enc.add(Fact("generation", ("generation", sm), sm, text=text, source=source), (sm_name(sm), PRESENT), *terms)
 
 
 def forward_eligible(enc: Encoding) -> bool:
@@ -308,8 +322,9 @@ def _code_rows(enc: Encoding, sm: str, minors: dict[str, int], builds: dict[tupl
         if jit_only and native and enc.driver:
             text = f"{name} has only PTX for it, which a driver below {native} cannot compile"
             fact = Fact("code", ("code", "torch", sm), "torch", name, source=source, data=sm, text=text)
-            low = below(enc.domains[DRIVER], native)
-            enc.add(fact, ("torch", jit_only), (VARIANT, only), (sm_name(sm), PRESENT), (DRIVER, low))
+            terms = enc.driver_term(sm, _older(native))
+            if terms is not None:
+                enc.add(fact, ("torch", jit_only), (VARIANT, only), (sm_name(sm), PRESENT), *terms)
 
 
 def _availability_rows(enc: Encoding, name: str, builds: Builds, minors: dict[str, int]) -> None:

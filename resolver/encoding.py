@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,23 @@ class Encoding:
         asked = {request.name for request in self.requests}
         have = {package for package, _, variant, _ in builds.wheels if variant == "cpu"}
         return tuple(name for name in TORCH_FAMILY[1:] if name not in asked and name not in have)
+
+    def drivers_of(self, sm: str) -> tuple[str, str] | None:
+        """The oldest and newest driver among the hosts that have GPUs of this capability."""
+        found = sorted((h.driver for h in self.hosts if h.driver and any(g.sm == sm for g in h.gpus)), key=key)
+        return (found[0], found[-1]) if found else None
+
+    def driver_term(self, sm: str, bad: Callable[[str], bool]) -> tuple[tuple[str, int], ...] | None:
+        """The term that says "the driver beside this GPU is `bad`": on the fleet's driver where that host has the
+        oldest one; else its driver is known, and the answer is no term (it is bad anyway) or None (it is not)."""
+        own = self.drivers_of(sm)
+        if own is None or DRIVER not in self.domains:
+            return None
+        if own[0] == self.driver:
+            domain = self.domains[DRIVER]
+            mask = domain.mask_of([v for v in domain.values if bad(v)])
+            return ((DRIVER, mask),) if mask else None
+        return () if bad(own[0]) else None
 
     def add(self, fact: Fact, *terms: tuple[str, int], activates: str | None = None) -> None:
         """Forbid a combination; a term with an empty mask can never hold, so the row says nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from envforge.errors import UsageError
@@ -49,6 +50,7 @@ class Host:
         return self.driver is not None or bool(self.gpus)
 
 
+@lru_cache(maxsize=4096)
 def key(version: str) -> tuple[int, ...]:
     """Dotted numbers as a comparable tuple: drivers, CUDA versions, glibc, compute capabilities."""
     return tuple(int(part) for part in version.split("."))
@@ -179,6 +181,18 @@ def parse_host(data: Any, where: str) -> Host:
 
 def _int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def mixed(hosts: Iterable[Host], cpu: bool = False) -> str:
+    """Why no plan can ever serve all of these, "" when one could: they need other wheels altogether."""
+    hosts = list(hosts)
+    arches = sorted({host.arch for host in hosts})
+    if len(arches) > 1:
+        return f"{' and '.join(arches)} hosts need other wheels of everything"
+    if not cpu and len({host.has_gpu for host in hosts}) > 1:
+        without = ", ".join(host.name for host in hosts if not host.has_gpu)
+        return f"only some of the hosts have a GPU (none is known of {without})"
+    return ""
 
 
 def shipped_driver(matrix: Matrix, cuda: str) -> str | None:

@@ -24,11 +24,11 @@ from envforge.resolver.metadata import parse_line
 from envforge.resolver.passes import Found, Loader, Wish, asked_date, search, tier_of
 from envforge.resolver.plan import Plan, Reason, Target, Warning_
 from envforge.resolver.request import Request
-from envforge.resolver.rules import rule_terms, violated_terms
+from envforge.resolver.rules import rule_terms, sm_of, violated_terms
 from envforge.resolver.solve import Row
 
 if TYPE_CHECKING:
-    from envforge.matrix.model import Matrix
+    from envforge.matrix.model import Matrix, Rule
 
 
 def make_plan(matrix: Matrix, wish: Wish, found: Found, load: Loader, light: bool = False) -> Plan:
@@ -200,12 +200,11 @@ def warnings(
         if rule.level != "warn":
             continue
         terms = rule_terms(enc, rule)
-        if not terms or not any(_inside(values, t) for t in terms):
+        if not terms:
             continue
-        for name, specifier in rule.needs.items():
-            for bad in violated_terms(enc, name, specifier):
-                if bad is not None and bad[1] >> values.get(bad[0], 0) & 1:
-                    out.append(Warning_(rule.warning or rule.id, rule.text))
+        for term in terms:
+            if _inside(values, term) and _violates(enc, rule, term, values):
+                out.append(Warning_(rule.warning or rule.id, rule.text))
     if tier == "minor":
         out.append(Warning_("minor-tier", _minor_text(enc, _value(enc, values, VARIANT))))
     if tier == "forward":
@@ -233,6 +232,14 @@ def warnings(
         )
     out += stale(matrix, wish, found, load)
     return tuple(dict.fromkeys(out))
+
+
+def _violates(enc: Encoding, rule: Rule, term: tuple[tuple[str, int], ...], values: dict[str, int]) -> bool:
+    for name, specifier in rule.needs.items():
+        for bad in violated_terms(enc, name, specifier, sm_of(term)):
+            if bad is None or bad[1] >> values.get(bad[0], 0) & 1:
+                return True
+    return False
 
 
 def _minor_text(enc: Encoding, variant: str) -> str:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from envforge.matrix.releases import load_releases
 from envforge.resolver.encoding import Options, sm_name
-from envforge.resolver.explain import Conflict
+from envforge.resolver.explain import Conflict, Fix, Statement
 from envforge.resolver.fixes import core_of as _core
 from envforge.resolver.fixes import explain
 from envforge.resolver.fixes import fact_key as _fact_key
+from envforge.resolver.hosts import mixed
 from envforge.resolver.passes import Found, Loader, Wish, rank_of, ranks, search, tier_of, variant_order
 from envforge.resolver.plan import Plan
 from envforge.resolver.planning import make_plan
@@ -29,11 +30,27 @@ class Answer:
 
 def resolve(matrix: Matrix, wish: Wish, load: Loader = load_releases) -> Answer:
     """The best plan for the wish, or exactly why there is none."""
+    why = mixed(wish.hosts, wish.options.variant == "cpu")
+    if why:
+        return Answer(None, _apart(wish, why))
     found = search(matrix, wish, load)
     if isinstance(found, Found):
         return Answer(make_plan(matrix, wish, found, load), None)
     enc, rows = found
     return Answer(None, explain(matrix, wish, enc, rows, load))
+
+
+def _apart(wish: Wish, why: str) -> Conflict:
+    """Hosts that need other wheels altogether: said without a search."""
+    arches = sorted({host.arch for host in wish.hosts})
+    if len(arches) > 1:
+        parties = tuple(f"host:arch {arch}" for arch in arches)
+        rest = [host.name for host in wish.hosts if host.arch != wish.hosts[0].arch]
+    else:
+        parties = tuple(f"host:{host.name}" for host in wish.hosts if not host.has_gpu)
+        rest = [host.name for host in wish.hosts if not host.has_gpu]
+    change = "resolve them apart: " + " ".join(f"--exclude {name}" for name in sorted(rest)[:8])
+    return Conflict(parties, (Statement(why, "hosts", "hosts"),), (Fix(change, change),))
 
 
 def resolve_light(matrix: Matrix, wish: Wish, load: Loader = load_releases) -> Plan | None:

@@ -48,7 +48,7 @@ def _one_rule(enc: Encoding, rule: Rule) -> None:
     fact = Fact("rule", ("rule", rule.id), rule.id, text=rule.text, source=rule.source.text)
     for terms in conditions:
         for name, specifier in rule.needs.items():
-            for need in violated_terms(enc, name, specifier):
+            for need in violated_terms(enc, name, specifier, sm_of(terms)):
                 if need is None:
                     enc.add(fact, *terms)
                 else:
@@ -87,8 +87,18 @@ def rule_terms(enc: Encoding, rule: Rule) -> list[tuple[tuple[str, int], ...]] |
     return alternatives
 
 
-def violated_terms(enc: Encoding, name: str, specifier: str) -> list[tuple[str, int] | None]:
-    """The terms under which a `needs` is broken; an empty list when it cannot be."""
+def sm_of(terms: tuple[tuple[str, int], ...]) -> str | None:
+    """The capability that one alternative of a rule's `when` speaks of."""
+    names = [name.removeprefix("host:sm_") for name, _ in terms if name.startswith("host:sm_")]
+    return f"{names[0][:-1]}.{names[0][-1]}" if names else None
+
+
+def violated_terms(enc: Encoding, name: str, specifier: str, sm: str | None = None) -> list[tuple[str, int] | None]:
+    """The terms under which a `needs` is broken; an empty list when it cannot be. None stands for "in any case".
+    With `sm` a need on the driver is one on the driver of the hosts that have this GPU."""
+    if name == "driver" and sm is not None:
+        own = enc.driver_term(sm, lambda version: not _number_in(version, specifier))
+        return [] if own is None else [own[0]] if own else [None]
     if name == "sm":
         return [(sm_name(sm), PRESENT) for sm in enc.sms if not _number_in(sm, specifier)]
     if name in ("variant", "cuda", "driver", "glibc", "python"):
