@@ -127,6 +127,8 @@ def check_matrix(
     *,
     schema: Mapping[str, Any] | None = None,
     files: Sequence[tuple[File, Parsed]] | None = None,
+    load: Callable[[str], tuple[Release, ...]] | None = None,
+    released: tuple[str, ...] | None = None,
 ) -> list[Finding]:
     """Every finding about the rows of `folder` with `layers` on top, in file order.
 
@@ -135,6 +137,7 @@ def check_matrix(
         releases: the folder of the release files.
         schema: of one file; the shipped one unless given.
         files: the files, parsed already (then neither `folder` nor `layers` is read).
+        load, released: releases by package, and the packages that have some, instead of those in `releases`.
     """
     if files is None:
         schema = schema or json.loads(SCHEMA.read_text(encoding="utf-8"))
@@ -142,7 +145,8 @@ def check_matrix(
     placed = place_rows([(file.where, file.layer, parsed) for file, parsed in files])
     if placed.faults:
         return [_from_fault(text) for text in dict.fromkeys(placed.faults)]
-    book = Book(placed, lambda name: load_releases(name, releases), known_packages(releases))
+    load = load or (lambda name: load_releases(name, releases))
+    book = Book(placed, load, known_packages(releases) if released is None else released)
     for check in _checks():
         check(book)
     order = {file.where: i for i, (file, _) in enumerate(files)}

@@ -1,7 +1,8 @@
 """Break the shipped matrix one value at a time: nearly every slip must be noticed by load or check.
 
 A sample is run; ENVFORGE_ALL_MUTATIONS=300 (or another number) runs a larger one and prints what was not noticed.
-What counts: a finding; a change of what a row rests on, as recorded in golden/matrix_sources.json; or harmless, because the value is prose, or because the mutated rows mean the same (the order of packages, the releases in a range).
+What counts: a finding; a change of what a row rests on, as recorded in golden/matrix_sources.json; or harmless, because
+the value is prose, or because the mutated rows mean the same (the order of packages, the releases in a range).
 """
 
 from __future__ import annotations
