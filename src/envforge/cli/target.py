@@ -31,7 +31,7 @@ FleetOption = Annotated[
     typer.Option(
         "--fleet",
         metavar="FILE",
-        help="YAML list of hosts: name, driver, gpus, count, glibc, arch, labels.",
+        help="Hosts: a YAML list (name, driver, gpus, count), kubectl get nodes -o json, scontrol show node, sinfo.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -68,6 +68,7 @@ VariantOption = Annotated[
 
 UNCOVERED = "jetson-l4t"  # has a GPU, but none that the wheels have code for
 MAX_HOST_BYTES = 5_000_000
+MAX_LISTING_BYTES = 200_000_000  # a node of Kubernetes is some 15 kB of JSON
 WAYS_ON = (
     'describe the target (--driver 550.54.15 --gpu "NVIDIA A100-SXM4-80GB", --host FILE or --fleet FILE), '
     "or ask for a CPU plan by name: --driver none, or --variant cpu"
@@ -143,7 +144,7 @@ def read_targets(targets: Targets) -> tuple[Host, ...]:
                 "name the GPU in the host or fleet file, or leave those options out",
             )
         hosts += [read_host(path, cpu=cpu, driver=targets.driver) for path in targets.host or ()]
-        hosts += read_fleet(targets.fleet) if targets.fleet else ()
+        hosts = _with_fleet(targets.fleet, hosts, targets.driver, cpu) if targets.fleet else hosts
         if targets.driver is not None:
             gone: dict[str, Any] = {"gpus": (), "cuda_max": None} if shape.driver is None else {"cuda_max": None}
             hosts = [replace(host, driver=shape.driver, **gone) for host in hosts]
@@ -158,7 +159,69 @@ def read_targets(targets: Targets) -> tuple[Host, ...]:
     if targets.arch is not None:
         hosts = [replace(host, arch=targets.arch) for host in hosts]
     named = _exclude(_unique(hosts), targets.exclude or [])
+    _check_known(named, matrix)
     return tuple(known(host, matrix) for host in named)
+
+
+def _check_known(hosts: list[Host], matrix: Matrix) -> None:
+    """GPU names that the matrix does not know, all at once (a single one is told by `known`)."""
+    from envforge.errors import UsageError
+    from envforge.matrix.gpus import find_gpu, nearest_gpus
+
+    unknown: dict[str, list[str]] = {}
+    for host in hosts:
+        for gpu in host.gpus:
+            if gpu.sm is None and find_gpu(matrix, gpu.name or "") is None:
+                where = unknown.setdefault((gpu.name or "")[:60], [])
+                where += [host.name] if host.name not in where else []
+    if len(unknown) < 2:
+        return
+    lines = []
+    for name, where in sorted(unknown.items()):
+        near = ", ".join(nearest_gpus(matrix, name)) or "none is near"
+        shown = ", ".join(where[:4]) + (f" and {len(where) - 4} more" if len(where) > 4 else "")
+        lines.append(f"{name!r} of {shown} (nearest known: {near})")
+    raise UsageError(
+        "these GPUs are not in the matrix:\n" + "\n".join(f"  {line}" for line in lines),
+        "correct the names, give a compute capability such as sm_86, or leave the hosts out with --exclude",
+    )
+
+
+def _with_fleet(path: Path, hosts: list[Host], driver: str | None, cpu: bool) -> list[Host]:
+    """The hosts of a fleet file or of a cluster's own listing. A host file named like a node stands instead of it."""
+    from envforge.errors import NoTargetError
+    from envforge.inventory import read_inventory, with_drivers
+
+    text = _fleet_text(path)
+    inventory = read_inventory(text, str(path))
+    if inventory is None:
+        return [*hosts, *read_fleet(path)]
+    if cpu:
+        return [*hosts, *inventory.hosts, *inventory.without_gpu]
+    if not inventory.hosts:
+        hint = (
+            "GPU feature discovery labels them" if inventory.kind == "kubernetes" else "gres in slurm.conf names them"
+        )
+        raise NoTargetError(f"{path}: none of its {len(inventory.without_gpu)} nodes has a GPU", f"{hint}; {WAYS_ON}")
+    measured = {host.name: host for host in hosts}
+    nodes = {host.name for host in inventory.hosts}
+    joined = with_drivers(inventory, measured, driver, str(path))
+    return [*(host for host in hosts if host.name not in nodes), *joined]
+
+
+def _fleet_text(path: Path) -> str:
+    from envforge.errors import UsageError
+
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_LISTING_BYTES + 1)
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such file", "give a fleet file") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error})", "give a fleet file") from error
+    if len(raw) > MAX_LISTING_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_LISTING_BYTES} bytes", "list the nodes that you mean")
+    return raw.decode("utf-8", "replace")
 
 
 def read_host(path: Path, *, cpu: bool = False, driver: str | None = None) -> Host:
@@ -199,7 +262,8 @@ def read_host(path: Path, *, cpu: bool = False, driver: str | None = None) -> Ho
         if b"NVIDIA-SMI" in raw:
             hint = "output of nvidia-smi goes into a folder as nvidia-smi.txt; then give the folder"
         raise UsageError(f"{path} is not a host file of envforge: it is no JSON", hint) from error
-    host = replace(parse_host(data, str(path)), name=path.absolute().stem or str(path))
+    name = path.absolute().name if path.is_dir() else path.absolute().stem
+    host = replace(parse_host(data, str(path)), name=name or str(path))
     problems = _told(data.get("problems"))
     uncovered = any(text.startswith(UNCOVERED) for text in problems)
     if (uncovered or not host.has_gpu) and host.source != "override" and not cpu:
