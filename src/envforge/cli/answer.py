@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 from envforge.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from envforge.cli.target import Targets
     from envforge.intake import Intake
     from envforge.lock import Availability, Lock
+    from envforge.matrix.evidence import Cell
     from envforge.matrix.model import Matrix
+    from envforge.matrix.releases import Release
     from envforge.resolver.constraints import Builds
     from envforge.resolver.hosts import Host
     from envforge.resolver.plan import Plan
@@ -34,6 +37,7 @@ class Outcome:
     lock: Lock | None = None
     notes: list[str] = field(default_factory=list)
     plans: list[dict[str, Any]] = field(default_factory=list)
+    evidence: tuple[Cell, ...] = ()
 
     def conflict_text(self) -> str:
         """The explanation, a line per statement."""
@@ -64,25 +68,31 @@ def run_resolve(
     wheelhouse: Path | None = None,
     pythons: tuple[str, ...] | None = None,
     upgrade: tuple[str, ...] = (),
+    prefer: str | None = None,
 ) -> Outcome:
     """Read, check and solve one request for the described targets; with `lock` also its closure.
 
     Raises:
-        UsageError, NoTargetError, DataError: bad input. IndexUnreachableError and others from the lock.
+        UsageError, NoTargetError, DataError: bad input. IndexUnreachableError and others from the lock, or for a pin
+        newer than the matrix.
     """
     from dataclasses import replace
 
+    from envforge.cli.known import evidence_for, with_notes
     from envforge.intake import read_intake
-    from envforge.matrix.load import load_matrix
+    from envforge.keep.newer import find_newer
+    from envforge.lock import read_pip_settings
     from envforge.project import kept, read_plan
     from envforge.resolver.hosts import known
     from envforge.resolver.resolve import Options, Wish, resolve
+    from envforge.settings import layered_matrix, load_settings
 
     intake = read_intake(words, files, spec)
     earlier = read_plan(intake.project) if intake.project else None
     _check_date(as_of)
     hosts = targets.read()
-    matrix = load_matrix()
+    settings = load_settings(intake.project)
+    matrix = layered_matrix(settings=settings)
     if glibc is not None:
         hosts = tuple(replace(host, glibc=glibc) for host in hosts)
     hosts = tuple(known(host, matrix) for host in hosts)
@@ -95,22 +105,35 @@ def run_resolve(
         pythons=tuple(asked),
         allow_uncapped=allow_uncapped,
         no_compile=no_compile,
+        banned=settings.banned,
         keep=kept(earlier, upgrade),
         limits=tuple(c for c in intake.constraints if c.specifier),
     )
+    newer = find_newer(requests, read_pip_settings)
     wish = Wish(requests, hosts, options, as_of)
+    if prefer is not None:
+        wish = evidence_for(settings).prefer(prefer, matrix, wish, newer.load)
     if not lock:
-        outcome = Outcome(resolve(matrix, wish), matrix, hosts, intake)
+        outcome = Outcome(resolve(matrix, wish, newer.load), matrix, hosts, intake)
     else:
-        outcome = _locked(matrix, wish, hosts, intake, wheelhouse)
+        outcome = _locked(matrix, wish, hosts, intake, wheelhouse, newer.load)
+    outcome.answer = with_notes(outcome.answer, newer.notes)
+    outcome.evidence = evidence_for(settings).cells(matrix, outcome.answer.plan)
     if len(hosts) > 1 and outcome.answer is not None:
         from envforge.resolver.fleet import fleet_plans
 
-        outcome.plans = fleet_plans(matrix, wish)
+        outcome.plans = fleet_plans(matrix, wish, newer.load)
     return outcome
 
 
-def _locked(matrix: Matrix, wish: Wish, hosts: tuple[Host, ...], intake: Intake, wheelhouse: Path | None) -> Outcome:
+def _locked(
+    matrix: Matrix,
+    wish: Wish,
+    hosts: tuple[Host, ...],
+    intake: Intake,
+    wheelhouse: Path | None,
+    load: Callable[[str], tuple[Release, ...]],
+) -> Outcome:
     """Solve with what can be had from here, lock, and learn from closures that do not solve."""
     import os
     from dataclasses import replace
@@ -120,13 +143,13 @@ def _locked(matrix: Matrix, wish: Wish, hosts: tuple[Host, ...], intake: Intake,
     from envforge.resolver.resolve import resolve
 
     settings = read_pip_settings(os.environ)
-    answer = resolve(matrix, wish)
+    answer = resolve(matrix, wish, load)
     if answer.plan is None:
         return Outcome(answer, matrix, hosts, intake)
     arch = answer.plan.target.arch
     availability = probe_availability(answer.plan.variant, settings, arch=arch, wheelhouse=wheelhouse)
     wish = replace(wish, options=replace(wish.options, builds=recorded_builds(availability)))
-    answer = resolve(matrix, wish)
+    answer = resolve(matrix, wish, load)
     notes = list(availability.warnings)
     learned: list[Learned] = []
     while answer.plan is not None:
@@ -139,7 +162,7 @@ def _locked(matrix: Matrix, wish: Wish, hosts: tuple[Host, ...], intake: Intake,
             if len(learned) > MAX_LEARNED:
                 raise
             wish = replace(wish, options=replace(wish.options, learned=tuple(learned)))
-            answer = resolve(matrix, wish)
+            answer = resolve(matrix, wish, load)
             continue
         notes += [f"{name} is newer than the coherence date: nothing older solves" for name in made.exempted]
         notes += made.warnings
@@ -215,6 +238,7 @@ def answer_json(outcome: Outcome) -> str:
         "lock": outcome.lock.hash if outcome.lock else None,
         "conflict": None,
         "plans": outcome.plans,
+        "evidence": [cell.to_json() for cell in outcome.evidence],
         "matrix": {"hash": outcome.matrix.hash, "as_of": outcome.matrix.policy.as_of},
     }
     data["warnings"] += [{"id": "availability", "text": note} for note in outcome.notes]
@@ -244,6 +268,15 @@ def requirement_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def evidence_lines(cells: tuple[Cell, ...]) -> list[str]:
+    """What is known of the answer's cells: each that was proven or is known bad, the rest in one line."""
+    told = [f"{cell.state}: {cell.words()} ({cell.source})" for cell in cells if cell.state != "declared"]
+    rest = [f"{cell.name} {cell.version}" for cell in cells if cell.state == "declared"]
+    if rest:
+        told.append(f"declared, not proven here: torch {cells[0].torch}+{cells[0].variant} with {', '.join(rest)}")
+    return told
+
+
 def answer_text(outcome: Outcome, format: str, explain: bool) -> str:
     """What `resolve` prints for people and pip: requirement lines, comments for everything else."""
     plan = outcome.answer.plan
@@ -262,6 +295,7 @@ def answer_text(outcome: Outcome, format: str, explain: bool) -> str:
         if explain:
             out += [f"    # {reason.text} [{reason.source}]" for reason in plan.reasons.get(name, ())]
     out += [f"{line}  # from a rule" for line in plan.constraints]
+    out += [f"# evidence: {line}" for line in evidence_lines(outcome.evidence)]
     out += [f"# warning ({w.id}): {w.text}" for w in plan.warnings]
     out += [f"# warning (availability): {note}" for note in outcome.notes]
     return "\n".join(out) + "\n"

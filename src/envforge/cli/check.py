@@ -37,16 +37,16 @@ def check(
     import json
 
     from envforge.errors import UsageError
-    from envforge.matrix.load import load_matrix
     from envforge.resolver.check import judge
     from envforge.resolver.fleet import kinds
+    from envforge.settings import layered_matrix
 
     given = [x for x in (project, requirement, env) if x]
     if len(given) != 1:
         raise UsageError("check looks at one thing", "give a project folder, -r FILE, or --env PREFIX")
     have = _have(project, requirement or [], env)
     hosts = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant, exclude).read()
-    matrix = load_matrix()
+    matrix = layered_matrix()
     rows: list[dict[str, Any]] = []
     for group in kinds(hosts):
         chosen = have.variant or (variant if variant != "auto" else None)

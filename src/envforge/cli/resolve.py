@@ -30,11 +30,10 @@ def resolve(
     as_of: Annotated[str | None, typer.Option(help="Coherence date (YYYY-MM-DD), or today.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A stale package is an error.")] = False,
     exclude: Annotated[list[str] | None, typer.Option(help="Leave this host out of the fleet.")] = None,
-    allow_uncapped: Annotated[
-        bool, typer.Option("--allow-uncapped", help="Old trainers may skip newer caps.")
-    ] = False,
+    allow_uncapped: Annotated[bool, typer.Option("--allow-uncapped", help="Old trainers may skip newer caps.")] = False,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Never choose what must be compiled.")] = False,
     upgrade: Annotated[list[str] | None, typer.Option(help="Let this package of a project move.")] = None,
+    prefer: Annotated[str | None, typer.Option(help="verified: sets with a receipt first.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say for each pin what decided it.")] = False,
     lock: Annotated[
         bool | None, typer.Option("--lock/--no-lock", help="The whole closure with hashes (default for projects).")
@@ -66,6 +65,7 @@ def resolve(
         no_compile=no_compile,
         lock=lock,
         upgrade=tuple(upgrade or ()),
+        prefer=prefer,
     )
     stale = [w.text for w in outcome.answer.plan.warnings if w.id == "stale"] if outcome.answer.plan else []
     if strict and stale:

@@ -126,10 +126,10 @@ def read_targets(targets: Targets) -> tuple[Host, ...]:
     from dataclasses import replace
 
     from envforge.errors import UsageError
-    from envforge.matrix.load import load_matrix
     from envforge.resolver.hosts import known, make_host
+    from envforge.settings import layered_matrix
 
-    matrix = load_matrix()
+    matrix = layered_matrix()
     _check_python(targets.python)
     _check_variant(targets.variant, matrix)
     gpus = [_check_gpu(name) for name in targets.gpu or ()]
