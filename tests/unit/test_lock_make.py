@@ -429,3 +429,13 @@ def test_torch_from_a_folder_and_its_companion_from_the_torch_index(index: Stand
     made = lock(plan, settings)
     assert made.index_kinds == {"torch": "find-links", "torchvision": "torch"}
     assert f"--extra-index-url {index.url}/whl/cu126\n" in made.requirements
+
+
+def test_pips_own_constraints_are_named_when_they_are_to_blame(index: StandIn, tmp_path: Path) -> None:
+    file = tmp_path / "constraints.txt"
+    file.write_text("peft<0.13\nunrelated<9\n", encoding="utf-8")
+    with pytest.raises(LockConflict) as caught:
+        lock(make_plan({"peft": "0.13.2", "torch": "2.6.0"}, "cu124"), settings_for(index, constraints=(str(file),)))
+    assert caught.value.pins == {"peft": "0.13.2"}
+    assert "peft<0.13" in caught.value.hint
+    assert "unrelated" not in caught.value.hint

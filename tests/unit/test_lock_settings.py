@@ -19,6 +19,7 @@ from envforge.lock.settings import (
     config_files,
     index_arguments,
     index_environment,
+    read_constraints,
     read_pip_settings,
     redact,
     secrets,
@@ -192,3 +193,11 @@ def test_the_users_choices_that_would_change_the_answer_do_not_reach_uv() -> Non
     env = {"UV_TORCH_BACKEND": "auto", "UV_RESOLUTION": "lowest", "UV_CACHE_DIR": "/c", "PATH": "/bin", "UV_INDEX": "x"}
     got = uv_environment(PipSettings(cert="/ca.pem"), env)
     assert got == {"UV_CACHE_DIR": "/c", "PATH": "/bin", "UV_PYTHON_DOWNLOADS": "never", "SSL_CERT_FILE": "/ca.pem"}
+
+
+def test_constraint_lines(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "c.txt", "# a note\ntorch<=2.14.1  # on disk\n\nPillow\n--no-binary x\na @ https://x.example/a\n"
+    )
+    settings = PipSettings(constraints=(str(file), str(tmp_path / "missing.txt")))
+    assert read_constraints(settings) == ("torch<=2.14.1", "Pillow")

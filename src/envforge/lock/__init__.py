@@ -21,7 +21,14 @@ from envforge.lock.install import install_command, install_options, source_packa
 from envforge.lock.local import LocalWheel, build_local
 from envforge.lock.make import LockConflict, make_lock
 from envforge.lock.runner import UvResult, explain_failure, find_uv, python_platform, run_uv
-from envforge.lock.settings import PipSettings, index_arguments, index_environment, read_pip_settings, redact
+from envforge.lock.settings import (
+    PipSettings,
+    index_arguments,
+    index_environment,
+    read_constraints,
+    read_pip_settings,
+    redact,
+)
 
 __all__ = [
     "AS_TORCH",
@@ -51,6 +58,7 @@ __all__ = [
     "make_lock",
     "probe_availability",
     "python_platform",
+    "read_constraints",
     "read_pip_settings",
     "read_requirements",
     "redact",

@@ -21,7 +21,7 @@ from envforge.lock.local import LocalWheel
 from envforge.lock.project import Problem, companion, make_problem, with_torch_index
 from envforge.lock.pythons import forbidden
 from envforge.lock.runner import UvResult, explain_failure, message, reason, run_uv
-from envforge.lock.settings import PipSettings, index_arguments, uv_environment
+from envforge.lock.settings import PipSettings, index_arguments, read_constraints, uv_environment
 from envforge.resolver.plan import Plan
 
 MAX_EXEMPT = 8  # packages let past the date, one at a time
@@ -40,12 +40,12 @@ class LockConflict(ConflictError):
 
     id = "lock-conflict"
 
-    def __init__(self, pins: Mapping[str, str], words: str, *, python: str, variant: str) -> None:
+    def __init__(self, pins: Mapping[str, str], words: str, *, python: str, variant: str, hint: str = "") -> None:
         named = ", ".join(f"{name} {version}" for name, version in sorted(pins.items()))
         verb = "cannot be installed" if len(pins) == 1 else "do not go together"
         super().__init__(
             f"{named} {verb} on Python {python} ({variant}):\n{words}",
-            "choose another version of one of them; their own requirements, or what those need, contradict",
+            hint or "choose another version of one of them; their own requirements, or what those need, contradict",
         )
         self.pins = dict(pins)
         self.words = words
@@ -103,9 +103,17 @@ class _Asker:
 
     def failure(self, result: UvResult) -> EnvforgeError:
         error = explain_failure(result, self.settings)
-        if isinstance(error, ConflictError) and self.settings.constraints:
-            error.hint = "pip's constraint file counted too: " + ", ".join(self.settings.constraints)
+        if isinstance(error, ConflictError):
+            error.hint = self.theirs(result.words)
         return error
+
+    def theirs(self, words: str) -> str:
+        """What pip's own constraint files say about the packages that uv names, "" if nothing."""
+        lines = read_constraints(self.settings)
+        named = _mentioned(words, {re.split(r"[\s<>=!~]", line)[0].lower(): "" for line in lines})
+        said = [line for line in lines if re.split(r"[\s<>=!~]", line)[0].lower() in named]
+        files = ", ".join(self.settings.constraints)
+        return f"pip's constraints on this machine count too ({files}): {', '.join(said)}" if said else ""
 
 
 def make_lock(
@@ -327,7 +335,8 @@ class _Closing:
                 self.asker.failure(result).hint,
             )
         chosen = {name: pins[name] for name in current}
-        return LockConflict(chosen, reason(words), python=self.plan.python, variant=self.plan.variant)
+        hint = self.asker.theirs(words)
+        return LockConflict(chosen, reason(words), python=self.plan.python, variant=self.plan.variant, hint=hint)
 
 
 def _mentioned(words: str, pins: Mapping[str, str]) -> frozenset[str]:

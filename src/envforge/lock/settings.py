@@ -130,6 +130,24 @@ def read_pip_settings(env: Mapping[str, str] | None = None) -> PipSettings:
     )
 
 
+def read_constraints(settings: PipSettings) -> tuple[str, ...]:
+    """The requirement lines of pip's constraint files, for a solver that wants to know them before uv says no.
+
+    Lines that are no requirement (options, addresses) are left to uv; files that cannot be read, too.
+    """
+    out = []
+    for name in settings.constraints:
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        for line in text.splitlines():
+            line = re.sub(r"(^|\s)#.*$", "", line).strip()
+            if re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*([<>=!~]|$)", line):
+                out.append(line)
+    return tuple(out)
+
+
 def config_files(env: Mapping[str, str], prefix: str = sys.prefix) -> list[Path]:
     """The files that pip reads, weakest first (pip's documentation, "Configuration": location and precedence)."""
     from platformdirs import user_config_dir
