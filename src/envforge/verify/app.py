@@ -7,13 +7,14 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from envforge.verify.models import ModelMissingError, find_model, marker
+from envforge.verify.models import ModelMissingError, find_model, known_answer, marker
 from envforge.verify.receipt import make_receipt, verdict, write_atomic
 from envforge.verify.record import FAIL, LAYERS, progress
 from envforge.verify.report import render
@@ -88,6 +89,7 @@ def main(argv: list[str]) -> int:
         make.set_defaults(**defaults)
     options = make.parse_args(argv)
     scratch = Path(tempfile.mkdtemp(prefix="envforge-verify-"))
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         return run(options, scratch)
     except KeyboardInterrupt:
@@ -97,6 +99,11 @@ def main(argv: list[str]) -> int:
         if options.logs:
             keep_logs(scratch, options.logs)
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def interrupt(number: int, frame: Any) -> None:
+    """SIGTERM ends a run as Ctrl-C does: the stage is ended and the scratch folder removed."""
+    raise KeyboardInterrupt
 
 
 def stop(code: int, cause: str, hint: str = "") -> int:
@@ -122,16 +129,16 @@ def run(options: argparse.Namespace, scratch: Path) -> int:
                 "no model was given: chat, training and effect need one",
                 "--model DIR (envforge model small DIR makes a small one), or --grade static",
             )
+        if options.trust_remote_code and not options.revision and not Path(name).is_dir():
+            return stop(EXIT_USAGE, "remote code is run only from a pinned revision", "--revision COMMIT, or a folder")
         try:
             folder = find_model(name, options.revision, scratch, options.gguf)
         except ModelMissingError as error:
             return stop(EXIT_MODEL, str(error))
         settings.model, settings.model_id = str(folder), name or Path(options.gguf).name
-        known = marker(folder)
-        if known:
-            settings.model_id = str(known.get("source", settings.model_id))
-        if options.expect is None and options.prompt == known.get("prompt"):
-            settings.expect = str(known.get("expect", ""))
+        settings.model_id = str(marker(folder).get("source") or settings.model_id)
+        if options.expect is None:
+            settings.expect = known_answer(folder, settings.prompt)
     layers = run_layers(settings, wanted, options.keep_going)
     receipt = make_receipt(settings, layers, started, time.monotonic() - clock)
     if options.json_file:
@@ -168,9 +175,9 @@ def make_settings(options: argparse.Namespace, scratch: Path) -> Settings:
         stack=options.stack,
         plan=plan,
         plan_hash=plan_hash,
-        lock=str(options.lock) if options.lock else None,
+        lock=str(options.lock.resolve()) if options.lock else None,
         lock_hash=lock_hash,
-        data=options.data,
+        data=str(Path(options.data).resolve()) if options.data else None,
         prompt=options.prompt,
         expect=options.expect or "",
         max_new_tokens=options.max_new_tokens,

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MARKER = "envforge-model.json"  # written beside a model that envforge made: its source and what it is known to say
+# Written beside a model that envforge made: {"name", "source", "expect": {"prompt", "contains"}}.
+MARKER = "envforge-model.json"
 
 
 class ModelMissingError(RuntimeError):
@@ -90,3 +91,11 @@ def marker(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def known_answer(folder: Path, prompt: str) -> str:
+    """The word that this model is known to say to `prompt`, "" when nothing is known."""
+    expect = marker(folder).get("expect")
+    if isinstance(expect, dict) and expect.get("prompt") == prompt:
+        return str(expect.get("contains") or "")
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +32,22 @@ def main(argv: list[str]) -> int:
     """Runs one layer. 0 whatever the checks say: anything else means that the process itself broke."""
     settings = Settings.load(Path(argv[0]))
     layer, events = argv[1], Path(argv[2])
+    end_with_parent()
     quiet()
     recorder = Recorder(layer, events)
     find(layer, settings)(settings, recorder)
     sys.stdout.flush()
     return 0
+
+
+def end_with_parent() -> None:
+    """Ask Linux to end this process when the supervisor is killed and cannot do it any more."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        pass
 
 
 def quiet() -> None:

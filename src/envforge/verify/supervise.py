@@ -162,13 +162,23 @@ def run_stage(name: str, settings: Settings) -> Run:
         # Read when CUDA starts, so it must be there before the process is. TORCH_USE_CUDA_DSA also wants a torch that
         # was compiled with it; setting it is harmless where it was not.
         env.update(CUDA_LAUNCH_BLOCKING="1", TORCH_USE_CUDA_DSA="1")
+    home = Path(__file__).resolve().parents[2]
+    if home.name not in ("site-packages", "dist-packages"):
+        # The scratch folder becomes the working folder, so a checkout or a copy must be found by its path.
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), env.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "envforge.verify.stage", str(settings_file), name, str(events)]
     run = Run(name, settings.launch_blocking)
     limit = settings.limits.get(name, 1800.0)
     start = time.monotonic()
     with log.open("wb") as output:
-        process = subprocess.Popen(  # a group of its own, so that what it started ends with it
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=str(work),  # frameworks leave caches in the working folder
+            start_new_session=True,  # a group of its own, so that what it started ends with it
         )
         try:
             _watch(process, run, start + limit, settings.memory_limit_mib)

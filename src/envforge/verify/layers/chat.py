@@ -15,9 +15,9 @@ from envforge.verify.stacks.hf import HfStack
 def run(settings: Settings, recorder: Recorder) -> None:
     """Load, look at the weights, answer, answer in 4 bits."""
     stack = open_stack(settings)
-    stack.prepare_import()
     model = tokenizer = None
     with recorder.check("load") as check:
+        stack.start()
         import torch
 
         torch.manual_seed(settings.seed)

@@ -19,7 +19,6 @@ from envforge.verify.weights import embedding_rows
 def run(settings: Settings, recorder: Recorder) -> None:
     """All checks of the layer; without a tokenizer and a configuration the rest is left out."""
     stack = open_stack(settings)
-    stack.prepare_import()
     tokenizer = config = None
     with recorder.check("tokenizer") as check:
         tokenizer, config = stack.tokenizer(), stack.config()

@@ -12,24 +12,25 @@ from envforge.verify.layers.training import ADAPTER
 from envforge.verify.record import Fail, Recorder
 from envforge.verify.settings import Settings
 from envforge.verify.stacks import open_stack
+from envforge.verify.stacks.hf import HfStack
 from envforge.verify.texts import SAMPLES
 from envforge.verify.weights import embedding_rows, stored_dtype
 
 # Largest difference of logits that counts as the same, as a share of their spread. Merging rounds each weight once to
 # its own format: float32 keeps 24 bits, bfloat16 8, float16 11.
 TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}
-MERGED = "merged"
+MERGED, OWN = "merged", "merged-by-framework"
 NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def run(settings: Settings, recorder: Recorder) -> None:
     """Merge, save, reload, compare, chat."""
     stack = open_stack(settings)
-    stack.prepare_import()
     adapter, folder = Path(settings.workdir) / ADAPTER, Path(settings.workdir) / MERGED
     tolerance = TOLERANCE[stack.precision().name]
     tokenizer = batch = with_adapter = merged_logits = None
     with recorder.check("merge") as check:
+        stack.start()
         import torch
 
         torch.manual_seed(settings.seed)
@@ -44,6 +45,9 @@ def run(settings: Settings, recorder: Recorder) -> None:
         check.figure(adapter_effect=effect)
         if effect == 0.0:
             raise Fail("with the adapter the logits are those of the base: the adapter was not loaded or is empty")
+        own = stack.own_export(model, tokenizer, Path(settings.workdir) / OWN)
+        if own:
+            check.figure(framework_export=own)
         merged = stack.merge(model)
         merged_logits = logits_of(merged, batch)
         check.figure(**agreement(merged_logits, with_adapter), tolerance=tolerance)
@@ -75,6 +79,7 @@ def run(settings: Settings, recorder: Recorder) -> None:
         check.say("the model from disk gives the same logits")
     if reloaded is None or recorder.failed:
         return
+    own_export(settings, recorder, stack, batch, with_adapter)
     with recorder.check("chat") as check:
         answer = ask(reloaded, stack.tokenizer(str(folder)), settings.prompt, settings.max_new_tokens, settings.device)
         recorder.note("chat_merged", {"prompt": settings.prompt, "answer": answer.text})
@@ -82,6 +87,22 @@ def run(settings: Settings, recorder: Recorder) -> None:
         check.figure(prompt_tokens=answer.prompt_tokens, new_tokens=answer.new_tokens, max_positions=limit)
         judge_answer(answer, settings.expect, "the merged model")
         check.say(f'"{answer.text}"')
+
+
+def own_export(settings: Settings, recorder: Recorder, stack: HfStack, batch: Any, expected: Any) -> None:
+    """What the framework's own export wrote loads and gives the logits of base and adapter, within 16-bit rounding."""
+    folder = Path(settings.workdir) / OWN
+    if not folder.is_dir():
+        return
+    with recorder.check("framework-export") as check:
+        stored = stored_dtype(str(folder))
+        logits = logits_of(stack.model(str(folder)), batch)
+        check.figure(**agreement(logits, expected), stored=stored, base_stored=stored_dtype(settings.model))
+        if agreement(logits, expected)["same_first_choice"] < 0.9:
+            raise Fail("the framework's own export gives other logits than base and adapter")
+        check.say("the framework's own export loads and agrees")
+        if stored != stored_dtype(settings.model):
+            check.warn(f"it is stored as {stored}, the base as {stored_dtype(settings.model)}")
 
 
 def spread_share(one: Any, other: Any) -> float:

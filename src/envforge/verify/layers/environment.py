@@ -15,7 +15,7 @@ from envforge.verify.layers import host
 from envforge.verify.record import Fail, Recorder, Skip
 from envforge.verify.settings import Settings
 from envforge.verify.stacks import open_stack
-from envforge.verify.stacks.hf import four_bit_obstacle, version_of
+from envforge.verify.stacks.hf import HfStack, four_bit_obstacle, version_of
 from envforge.verify.weights import stored_dtype
 
 # Import names of distributions whose name differs; only what is pinned or needed is imported.
@@ -36,7 +36,6 @@ def run(settings: Settings, recorder: Recorder) -> None:
     pins(settings, recorder)
     caches(recorder)
     shared_memory(settings, recorder)
-    stack.prepare_import()
     torch: Any = None
     with recorder.check("torch") as check:
         torch = importlib.import_module("torch")
@@ -46,7 +45,8 @@ def run(settings: Settings, recorder: Recorder) -> None:
         return
     build(settings, recorder, torch)
     device(settings, recorder, torch)
-    libraries(settings, recorder)
+    framework(settings, recorder, stack)
+    libraries(settings, recorder, stack.package)
     if settings.device == "cuda" and settings.grade == "full":
         driver(settings, recorder, torch)
         sm_list(recorder, torch)
@@ -57,7 +57,8 @@ def run(settings: Settings, recorder: Recorder) -> None:
     compiler(settings, recorder)
     quantiser(settings, recorder, torch)
     triton(settings, recorder, torch)
-    stack.self_check(recorder)
+    if not recorder.failed:
+        stack.self_check(recorder)
 
 
 def python(recorder: Recorder) -> None:
@@ -236,7 +237,21 @@ def device(settings: Settings, recorder: Recorder, torch: Any) -> None:
         check.say(f"runs on {settings.device}" + (f": {', '.join(check.figures['gpus'])}" if usable else ""))
 
 
-def libraries(settings: Settings, recorder: Recorder) -> None:
+def framework(settings: Settings, recorder: Recorder, stack: HfStack) -> None:
+    """The stack's own package is imported first: some change the others as they load."""
+    with recorder.check(f"import-{stack.package}") as check:
+        check.figure(version=installed(stack.package))
+        try:
+            stack.start()
+            importlib.import_module(stack.package)
+        except Exception as error:
+            if settings.grade == "static" and needs_device(error):
+                raise Skip(f"{stack.package} wants a GPU to import: {str(error)[:200]}") from error
+            raise
+        check.say(f"{stack.package} {installed(stack.package)}")
+
+
+def libraries(settings: Settings, recorder: Recorder, done: str) -> None:
     """What is installed of the usual libraries can be imported; one check each, so that each failure is seen."""
     versions = {}
     for name in LIBRARIES:
@@ -244,6 +259,8 @@ def libraries(settings: Settings, recorder: Recorder) -> None:
         if version is None:
             continue
         versions[name] = version
+        if name == done:
+            continue
         with recorder.check(f"import-{name}") as check:
             check.figure(version=version)
             try:

@@ -37,10 +37,10 @@ class Log:
 def run(settings: Settings, recorder: Recorder) -> None:
     """Load, look, step, judge, save."""
     stack = open_stack(settings)
-    stack.prepare_import()
     policy = stack.policy()
     model = tokenizer = None
     with recorder.check("load") as check:
+        stack.start()
         import torch
 
         torch.manual_seed(settings.seed)

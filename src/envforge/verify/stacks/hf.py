@@ -36,14 +36,13 @@ class HfStack:
     """Loads with the auto classes, trains with PEFT's LoRA, merges with `merge_and_unload`."""
 
     name = "transformers"
-    needs: tuple[str, ...] = ("torch", "transformers", "peft")
-    gpu_only_import = False  # whether importing the framework fails without a GPU
+    package = "transformers"
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def prepare_import(self) -> None:
-        """What must happen before anything heavy is imported (import order, environment variables)."""
+    def start(self) -> None:
+        """Import what must come before everything else; each layer calls it inside its first check."""
 
     def self_check(self, recorder: Recorder) -> None:
         """The framework's own check, where it has one."""
@@ -161,6 +160,10 @@ class HfStack:
         """Write a folder that stands alone."""
         merged.save_pretrained(str(folder), safe_serialization=True)
         tokenizer.save_pretrained(str(folder))
+
+    def own_export(self, model: Any, tokenizer: Any, folder: Path) -> str:
+        """Write a merged model the framework's own way; -> the name of that way, "" when there is none."""
+        return ""
 
     def extra_training(self, recorder: Recorder, model: Any, tokenizer: Any) -> None:
         """The framework's own way to train, beyond the step-by-step loop of the proof."""

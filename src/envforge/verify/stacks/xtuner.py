@@ -9,3 +9,4 @@ class XtunerStack(HfStack):
     """Its own training entry."""
 
     name = "xtuner"
+    package = "xtuner"
