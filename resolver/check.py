@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envforge.matrix.releases import Release, load_releases
-from envforge.resolver.constraints import PYTHON, VARIANT, Encoding, Options, encode
+from envforge.resolver.constraints import PYTHON, VARIANT, Encoding, Options, encode, minor_of
 from envforge.resolver.explain import Statement, statements
 from envforge.resolver.facts import fact_of
-from envforge.resolver.hosts import Host
+from envforge.resolver.hosts import Host, covers
 from envforge.resolver.request import Request
 from envforge.resolver.solve import Row
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Verdict:
     """`broken`: rows that the set breaks. `missing`: dependencies that are not in it. `unknown`: pins that the matrix
-    does not know, by package or by version."""
+    does not know, by package or by version. `decides`: rows between the given values that the set meets."""
 
     broken: tuple[Statement, ...]
     missing: tuple[Statement, ...]
     unknown: tuple[str, ...]
+    decides: tuple[Statement, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -69,7 +70,51 @@ def judge(
     if python is None:
         broken += _no_value(enc, values, PYTHON, any_variant)
     given = {name: 1 << position for name, position in values.items()}
-    return Verdict(statements(enc, broken, given), statements(enc, missing, given), unknown)
+    met = statements(enc, _deciding(enc, values), given)
+    return Verdict(
+        statements(enc, broken, given), statements(enc, missing, given), unknown, (*met, *_codes(enc, values))
+    )
+
+
+# Kinds of rows whose sentence is about what is there; rows on GPU code speak of what is lacking, see `_codes`.
+_TELLING = ("dependency", "requires-python", "builds", "floor", "rule", "native", "generation")
+
+
+def _deciding(enc: Encoding, values: Mapping[str, int]) -> list[Row]:
+    """Rows that one of the given values alone keeps from being broken; with another value there, the set would be."""
+    found = []
+    for row in enc.rows:
+        fact = fact_of(row)
+        if fact.kind not in _TELLING or any(name in enc.extras for name, _ in row.terms):
+            continue
+        open_ = [name for name, _ in row.terms if name not in values]
+        failing = [name for name, mask in row.terms if name in values and not mask >> values[name] & 1]
+        if not open_ and len(failing) == 1 and failing[0] != fact.a:
+            found.append(row)
+        elif open_ and set(open_) <= {VARIANT, PYTHON} and not failing and fact.kind in ("builds", "requires-python"):
+            found.append(row)  # nobody gave a variant or a python: what the set allows of them
+    return found
+
+
+def _codes(enc: Encoding, values: Mapping[str, int]) -> tuple[Statement, ...]:
+    """For each GPU the builds of the given torch that have code for it."""
+    if "torch" not in values:
+        return ()
+    version = enc.domains["torch"].value(values["torch"]) or ""
+    given = enc.domains[VARIANT].value(values.get(VARIANT, 0))
+    found = []
+    for sm in enc.sms:
+        builds = [
+            build
+            for build in enc.matrix.torch_builds
+            if build.torch == minor_of(version) and build.arch == enc.arch and given in (None, build.variant)
+        ]
+        able = [build for build in builds if build.cuda and covers(build.sm, build.ptx, sm, jit=True)]
+        if able:
+            names = " and ".join(sorted(build.variant for build in able))
+            text = f"torch {version} has code for sm_{sm.replace('.', '')} in its build for {names}"
+            found.append(Statement(text, "; ".join(sorted({build.source.text for build in able})), "code"))
+    return tuple(found)
 
 
 def _values(
