@@ -10,13 +10,15 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from engine_daemon import CannotStart, Daemon
+from engine_daemon import CannotStart, Daemon, remove_folder
 from filelock import FileLock
 
 BASE = "envforge-test/base:bookworm"
 SUITE = "bookworm"
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
 PYTHON = "3.11"  # what that release has
+# Read once: tests give what they run a cache folder of its own.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "envforge-tests"
 # Not needed by anything that runs inside, and half of the size.
 _LEFT_OUT = (
     "./var/cache/apt/*",
@@ -54,9 +56,8 @@ def rootfs() -> Path:
         CannotStart: debootstrap is missing or failed.
     """
     recipe = repr((SUITE, PACKAGES, _LEFT_OUT, 1))
-    place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "envforge-tests"
-    place.mkdir(parents=True, exist_ok=True)
-    tar = place / f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    tar = CACHE / f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
     with FileLock(f"{tar}.lock"):
         if tar.is_file():
             return tar
@@ -75,7 +76,7 @@ def rootfs() -> Path:
             fresh.replace(tar)
         finally:
             fresh.unlink(missing_ok=True)
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove_folder(scratch)  # debootstrap mounts /proc in it
     return tar
 
 

@@ -19,7 +19,7 @@ import pytest
 from engine_base import import_base
 from engine_daemon import CannotStart, Daemon, private_daemon
 from engine_index import Index, make_wheel
-from standins import DEMO, FILELOCK, TORCH, WHEELS, lock_of, make_plan, make_spec, offline, online, options
+from standins import FILELOCK, TORCH, WHEELS, lock_of, make_plan, make_spec, offline, online, options, own_wheels
 
 from envforge.errors import DiskFullError, EngineError, EnvforgeError, HashMismatchError, IndexUnreachableError
 from envforge.image.build import build_plan
@@ -39,9 +39,13 @@ def named_images(engine: DockerEngine, stack: str) -> list[str]:
 
 
 def build_from(index: Index, engine: DockerEngine, base: str, stack: str) -> BuildResult:
-    """One build from the loopback index."""
+    """One build from the loopback index, of all that it has."""
     return build_plan(
-        make_plan(), lock_of(*WHEELS), make_spec(name=stack), options(online(index), base=base), engine=engine
+        make_plan(),
+        lock_of(*index.wheels.values()),
+        make_spec(name=stack),
+        options(online(index), base=base),
+        engine=engine,
     )
 
 
@@ -62,7 +66,7 @@ def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[Ba
 
 def test_an_engine_that_dies_during_the_build_is_told_as_that(sealed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
-        with private_daemon() as own, Index(*WHEELS) as index:
+        with private_daemon() as own, Index(*own_wheels("dying")) as index:
             base = import_base(own)
             monkeypatch.setenv("DOCKER_HOST", own.host)
             engine = DockerEngine()
@@ -108,7 +112,7 @@ def test_a_full_disk_is_told_as_that(sealed: Path, monkeypatch: pytest.MonkeyPat
 def test_an_index_that_fails_during_the_install_leaves_no_image(
     engine: DockerEngine, base_image: str, mode: str, kind: type[EnvforgeError]
 ) -> None:
-    with Index(*WHEELS) as index:
+    with Index(*own_wheels(mode)) as index:
         index.mode = mode  # type: ignore[assignment]
         with pytest.raises(kind) as error:
             build_from(index, engine, base_image, f"index-{mode}")
@@ -120,7 +124,7 @@ def test_an_index_that_fails_during_the_install_leaves_no_image(
 
 
 def test_an_index_that_is_not_there_is_told_as_that(engine: DockerEngine, base_image: str) -> None:
-    with Index(*WHEELS) as index:
+    with Index() as index:
         pass
     wheels = (make_wheel("never-seen", "1.0"),)  # not in the build cache of another test
     with pytest.raises(IndexUnreachableError) as error:
@@ -138,7 +142,7 @@ from envforge.cli.run import run
 import typer
 from envforge.image.build import build_plan
 from envforge.image.values import BuildOptions, InstallSource
-from standins import WHEELS, lock_of, make_plan, make_spec
+from standins import lock_of, make_plan, make_spec, own_wheels
 stack, url, base, engine, output = sys.argv[1:6]
 app = typer.Typer()
 
@@ -146,7 +150,7 @@ app = typer.Typer()
 def main() -> None:
     source = InstallSource(uv_config=f'index-url = "{url}"\\n', arguments=("--default-index", url))
     options = BuildOptions(source=source, base=base or None, engine=engine, output=Path(output), verify=False)
-    result = build_plan(make_plan(), lock_of(*WHEELS), make_spec(name=stack), options)
+    result = build_plan(make_plan(), lock_of(*own_wheels(stack)), make_spec(name=stack), options)
     print(json.dumps(result.to_json()), flush=True)
 
 sys.exit(run(app, []))
@@ -202,7 +206,7 @@ def test_a_stopped_build_leaves_no_process_and_nothing_half_made(
     engine: DockerEngine, base_image: str, tmp_path: Path, kind: str, number: signal.Signals, code: int
 ) -> None:
     stack = f"stopped-{kind}-{int(number)}"
-    with Index(*WHEELS) as index:
+    with Index(*own_wheels(stack)) as index:
         index.mode = "stall"
         output = tmp_path / "place"
         build = start_build(index, base_image if kind == "docker" else "", stack, kind, output)
@@ -227,11 +231,10 @@ def test_a_stopped_build_leaves_no_process_and_nothing_half_made(
 
 
 def test_a_killed_build_is_never_taken_for_a_good_one(engine: DockerEngine, base_image: str, tmp_path: Path) -> None:
-    with Index(*WHEELS) as index:
-        for kind, base in (("docker", base_image), ("venv", "")):
-            stack, output = f"killed-{kind}", tmp_path / kind
+    for kind, base in (("docker", base_image), ("venv", "")):
+        stack, output = f"killed-{kind}", tmp_path / kind
+        with Index(*own_wheels(stack)) as index:
             index.mode = "stall"
-            index.downloading.clear()
             build = start_build(index, base, stack, kind, output)
             index.wait_for_download()
             children = children_of(build.pid)

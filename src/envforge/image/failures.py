@@ -26,6 +26,7 @@ _HASH = re.compile(r"hash mismatch for.*|hashes are required|do not match.*sha25
 _INDEX = re.compile(
     r"error sending request|failed to fetch|dns error|could not connect|connection refused|"
     r"request failed after \d+ retr|network is unreachable|operation timed out|tls handshake|"
+    r"failed to download|error reading a body|end of file before message length|"
     r"invalid peer certificate|temporary failure in name resolution|http status (client|server) error",
     re.I,
 )
@@ -73,8 +74,8 @@ def explain(lines: list[str], log: Path | None = None) -> EnvforgeError:
         )
     if _INDEX.search(text):
         return IndexUnreachableError(
-            f"the package index could not be reached from inside the build: {_clean(_line(text, _INDEX))}",
-            f"check network, proxy and certificate of the machine that builds{where}",
+            f"the package index did not deliver during the build: {_said(lines)}",
+            f"check the network, proxy and certificate of the machine that builds, and the index{where}",
         )
     if found := _MISSING.search(text):
         return IndexUnreachableError(
@@ -83,12 +84,22 @@ def explain(lines: list[str], log: Path | None = None) -> EnvforgeError:
         )
     if _SECRET.search(text):
         return OutsideError("the builder did not pass the secret uv.toml on", f"use BuildKit{where}", id="builder")
-    last = next((line for line in reversed(lines) if line.strip()), "no output")
-    return OutsideError(f"the build failed: {_clean(last)}", f"look at the log{where}".replace("; the whole log", ""))
+    return OutsideError(f"the build failed: {_said(lines)}", f"the whole log: {log}" if log else "", id="build-failed")
 
 
-def _line(text: str, pattern: re.Pattern[str]) -> str:
-    return next(line for line in reversed(text.splitlines()) if pattern.search(line))
+def _said(lines: list[str]) -> str:
+    """What the failing program said: its error line with the last cause below it, else the last line."""
+    clean = [text for text in map(_clean, lines) if text]
+    at = max((i for i, text in enumerate(clean) if re.match(r"(error|E)\b[: ]", text, re.I)), default=None)
+    if at is None or clean[at].startswith("ERROR: executor failed"):
+        at = next((i for i in reversed(range(len(clean))) if clean[i].startswith("error:")), at)
+    if at is None:
+        return clean[-1] if clean else "no output"
+    causes = [text for text in clean[at + 1 : at + 12] if re.match(r"(caused by|cause):", text, re.I)]
+    said = re.sub(r"^error:\s*", "", clean[at])
+    if not causes:
+        return said
+    return said + ": " + re.sub(r"^(caused by|cause):\s*", "", causes[-1], flags=re.I)
 
 
 def _clean(text: str) -> str:
