@@ -82,7 +82,11 @@ _TELLING = ("dependency", "requires-python", "builds", "floor", "rule", "native"
 
 def _deciding(enc: Encoding, values: Mapping[str, int]) -> list[Row]:
     """Rows that one of the given values alone keeps from being broken; with another value there, the set would be."""
-    found = []
+    found: list[Row] = []
+    version = enc.domains["torch"].value(values["torch"]) if "torch" in values else None
+    variants = enc.domains[VARIANT]
+    builds = {b.variant for b in enc.matrix.torch_builds if version and b.torch == minor_of(version)}
+    built = variants.mask_of(v for v in variants.values if v in builds)
     for row in enc.rows:
         fact = fact_of(row)
         if fact.kind not in _TELLING or any(name in enc.extras for name, _ in row.terms):
@@ -93,6 +97,8 @@ def _deciding(enc: Encoding, values: Mapping[str, int]) -> list[Row]:
             found.append(row)
         elif open_ and set(open_) <= {VARIANT, PYTHON} and not failing and fact.kind in ("builds", "requires-python"):
             found.append(row)  # nobody gave a variant or a python: what the set allows of them
+        elif fact.kind == "floor" and open_ == [VARIANT] and len(failing) == 1 and dict(row.terms)[VARIANT] & built:
+            found.append(row)
     return found
 
 

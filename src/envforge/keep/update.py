@@ -84,6 +84,7 @@ def update(
     matrix: Matrix,
     *,
     folder: Path = RELEASES,
+    data: Path = DATA,
     cache: Path | None = None,
     refresh: bool = False,
     accept_loss: bool = False,
@@ -94,7 +95,7 @@ def update(
     Args:
         names: packages of the matrix (see `check_names`).
         matrix: the hand-written rows.
-        folder: the release files. Others as for `harvest`.
+        folder: the release files. data: the hand-written files. Others as for `harvest`.
 
     Raises:
         UsageError: an unknown name. What fails for one package is told in its PackageUpdate.
@@ -127,8 +128,8 @@ def update(
         return Update(tuple(told), notes=notes)
     seen = changes(image_answers(matrix, old_load), image_answers(matrix, new_load))
     released = tuple(sorted({*known_packages(folder), *fresh}))
-    before = {(f.id, f.where, f.row, f.what) for f in check_matrix(releases=folder)}
-    after = check_matrix(load=new_load, released=released)
+    before = {(f.id, f.where, f.row, f.what) for f in check_matrix(data, releases=folder)}
+    after = check_matrix(data, load=new_load, released=released)
     findings = tuple(f for f in after if (f.id, f.where, f.row, f.what) not in before and f.id != "policy")
     return Update(tuple(told), tuple(seen), findings, notes)
 
