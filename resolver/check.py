@@ -14,7 +14,7 @@ from envforge.matrix.releases import Release, load_releases
 from envforge.resolver.constraints import PYTHON, VARIANT, Encoding, Options, encode, minor_of
 from envforge.resolver.explain import Statement, statements
 from envforge.resolver.facts import fact_of
-from envforge.resolver.hosts import Host, covers
+from envforge.resolver.hosts import Host, covers, key
 from envforge.resolver.request import Request
 from envforge.resolver.solve import Row
 
@@ -77,16 +77,12 @@ def judge(
 
 
 # Kinds of rows whose sentence is about what is there; rows on GPU code speak of what is lacking, see `_codes`.
-_TELLING = ("dependency", "requires-python", "builds", "floor", "rule", "native", "generation")
+_TELLING = ("dependency", "requires-python", "builds", "rule", "native", "generation")
 
 
 def _deciding(enc: Encoding, values: Mapping[str, int]) -> list[Row]:
     """Rows that one of the given values alone keeps from being broken; with another value there, the set would be."""
     found: list[Row] = []
-    version = enc.domains["torch"].value(values["torch"]) if "torch" in values else None
-    variants = enc.domains[VARIANT]
-    builds = {b.variant for b in enc.matrix.torch_builds if version and b.torch == minor_of(version)}
-    built = variants.mask_of(v for v in variants.values if v in builds)
     for row in enc.rows:
         fact = fact_of(row)
         if fact.kind not in _TELLING or any(name in enc.extras for name, _ in row.terms):
@@ -97,18 +93,29 @@ def _deciding(enc: Encoding, values: Mapping[str, int]) -> list[Row]:
             found.append(row)
         elif open_ and set(open_) <= {VARIANT, PYTHON} and not failing and fact.kind in ("builds", "requires-python"):
             found.append(row)  # nobody gave a variant or a python: what the set allows of them
-        elif fact.kind == "floor" and open_ == [VARIANT] and len(failing) == 1 and dict(row.terms)[VARIANT] & built:
-            found.append(row)
     return found
 
 
 def _codes(enc: Encoding, values: Mapping[str, int]) -> tuple[Statement, ...]:
-    """For each GPU the builds of the given torch that have code for it."""
+    """The driver floor of the given torch's builds that the host meets, and for each GPU the builds with code for it."""
     if "torch" not in values:
         return ()
     version = enc.domains["torch"].value(values["torch"]) or ""
     given = enc.domains[VARIANT].value(values.get(VARIANT, 0))
     found = []
+    for family in enc.matrix.families if enc.driver else ():
+        variants = sorted(
+            build.variant
+            for build in enc.matrix.torch_builds
+            if build.torch == minor_of(version)
+            and build.arch == enc.arch
+            and given in (None, build.variant)
+            and build.cuda
+            and key(build.cuda)[0] == family.major
+        )
+        if variants and enc.driver and key(enc.driver) >= key(family.min_driver):
+            text = f"CUDA {family.major} builds ({', '.join(variants)}) need driver >={family.min_driver}; it is {enc.driver}"
+            found.append(Statement(text, family.source.text, "floor"))
     for sm in enc.sms:
         builds = [
             build
