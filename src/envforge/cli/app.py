@@ -16,7 +16,7 @@ app = typer.Typer(
 )
 
 # A module in this list has `register(app)`; one that does not exist yet is a fault, not an option.
-COMMANDS = ("detect", "resolve", "matrix", "check", "render", "build", "project", "diagnose")
+COMMANDS = ("detect", "resolve", "matrix", "check", "render", "build", "project", "diagnose", "model", "config")
 
 
 @app.callback()
