@@ -120,8 +120,10 @@ def test_the_date_cuts_off_what_the_plan_leaves_open(index: StandIn) -> None:
 
 
 def test_under_a_date_the_torch_index_stays_usable(index: StandIn) -> None:
-    made = lock(make_plan({"torch": "2.6.0"}, as_of="2024-11-23"), settings_for(index))
-    assert versions(made) == {"numpy": "1.26.4", "torch": "2.6.0+cu126"}
+    plan = make_plan({"torch": "2.6.0", "torchvision": "0.21.0"}, as_of="2024-11-23")
+    made = lock(plan, settings_for(index))
+    assert versions(made) == {"numpy": "1.26.4", "torch": "2.6.0+cu126", "torchvision": "0.21.0+cu126"}
+    assert made.exempted == ()
 
 
 def test_what_does_not_solve_under_the_date_is_let_past_it_and_told(index: StandIn) -> None:
