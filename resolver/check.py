@@ -97,7 +97,7 @@ def _deciding(enc: Encoding, values: Mapping[str, int]) -> list[Row]:
 
 
 def _codes(enc: Encoding, values: Mapping[str, int]) -> tuple[Statement, ...]:
-    """The driver floor of the given torch's builds that the host meets, and for each GPU the builds with code for it."""
+    """Driver floors of the given torch's builds that the host meets, and for each GPU the builds with code for it."""
     if "torch" not in values:
         return ()
     version = enc.domains["torch"].value(values["torch"]) or ""
@@ -114,7 +114,8 @@ def _codes(enc: Encoding, values: Mapping[str, int]) -> tuple[Statement, ...]:
             and key(build.cuda)[0] == family.major
         )
         if variants and enc.driver and key(enc.driver) >= key(family.min_driver):
-            text = f"CUDA {family.major} builds ({', '.join(variants)}) need driver >={family.min_driver}; it is {enc.driver}"
+            names = ", ".join(variants)
+            text = f"CUDA {family.major} builds ({names}) need driver >={family.min_driver}; it is {enc.driver}"
             found.append(Statement(text, family.source.text, "floor"))
     for sm in enc.sms:
         builds = [
