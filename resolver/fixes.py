@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING
 
-from envforge.resolver.encoding import DRIVER, GLIBC, PYTHON, VARIANT, Encoding
+from envforge.resolver.encoding import DRIVER, GLIBC, PYTHON, VARIANT, Encoding, sm_name
 from envforge.resolver.explain import Conflict, Fix, parties, statements
 from envforge.resolver.facts import Fact, fact_of
-from envforge.resolver.hosts import key
+from envforge.resolver.hosts import Host, key
 from envforge.resolver.passes import Direction, Found, Loader, Relaxed, Wish, ranks, search
 from envforge.resolver.request import Request
 from envforge.resolver.solve import Problem, Row, minimal_core
@@ -195,13 +195,15 @@ class _Fixer:
                 options = replace(options, pythons=())
             elif way.kind == "uncapped":
                 options = replace(options, allow_uncapped=True)
+            elif way.kind == "gpu" and (others := self.without_gpu(way, hosts)):
+                hosts = others
             else:
                 without.add(way.key)
                 driver = driver or way.kind == "driver"
         changed = tuple(r for i, r in enumerate(requests) if i not in dropped)
         if not changed:
             return []
-        relaxed = replace(wish, requests=changed, options=options)
+        relaxed = replace(wish, requests=changed, options=options, hosts=hosts)
         result = search(self.matrix, relaxed, self.load, Relaxed(frozenset(without)))
         if not isinstance(result, Found):
             return []
@@ -228,6 +230,11 @@ class _Fixer:
             self.edge(request) if request else "",
         )
         return [made]
+
+    def without_gpu(self, way: Relaxation, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+        """The other hosts of a fleet; none where all have the GPU that a fact speaks of."""
+        words = str(way.key[1])  # type: ignore[index]
+        return tuple(h for h in hosts if not any(g.sm and sm_name(g.sm) == words for g in h.gpus))
 
     def edge(self, request: Request) -> str:
         """A release that a request asks for, to measure how far a fix goes from it."""
@@ -265,8 +272,11 @@ class _Fixer:
             return f"lift the constraint {limit.text} ({limit.origin})"
         if way.kind == "gpu":
             words = str(way.key[1]).removeprefix("host:")  # type: ignore[index]
-            if len(self.enc.hosts) > 1:
-                return f"resolve the hosts with {words} apart"
+            others = self.without_gpu(way, self.wish.hosts)
+            if others:
+                gone = sorted(h.name for h in self.wish.hosts if h not in others)
+                named = " ".join(f"--exclude {name}" for name in gone[:8])
+                return f"resolve the hosts with {words} apart: {named}" + (" ..." if len(gone) > 8 else "")
             if len(enc.sms) > 1:
                 return f"hide the {words} GPU (CUDA_VISIBLE_DEVICES)"
             return f"another GPU than {words}"

@@ -300,7 +300,8 @@ def fleet_text(ways: Sequence[dict[str, Any]]) -> list[str]:
         if not way["plans"]:
             continue
         proven = "the fewest" if way is ways[0] and way["exact"] else "found greedily" if way is ways[0] else "one more"
-        title = "one plan for all hosts" if way["count"] == 1 else f"{way['count']} plans ({proven})"
+        every = "all hosts" if not ways[0]["uncovered"] else "all hosts that can be served"
+        title = f"one plan for {every}" if way["count"] == 1 else f"{way['count']} plans ({proven})"
         lines.append(title + ":")
         width = max(len(_hosts_words(part)) for part in way["plans"])
         for part in way["plans"]:

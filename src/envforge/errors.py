@@ -70,10 +70,14 @@ class DataError(UsageError):
 
 
 class OutsideError(EnvforgeError):
-    """Something outside is missing, unreachable or broke (exit 3): engine, index, model, disk."""
+    """Something outside is missing, unreachable or broke (exit 3): engine, index, model, disk.
+
+    `kept` holds what stood before it broke (an answer without its lock), so that whoever reports it can keep that.
+    """
 
     exit_code = 3
     id = "outside"
+    kept: object | None = None
 
 
 class EngineError(OutsideError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from envforge.matrix.releases import Release
     from envforge.resolver.constraints import Builds
     from envforge.resolver.hosts import Host
-    from envforge.resolver.plan import Plan
+    from envforge.resolver.plan import Plan, Reason
     from envforge.resolver.resolve import Answer, Wish
 
 MAX_LEARNED = 4  # closure failures that are learned before the closure's own words are the answer
@@ -37,13 +38,14 @@ class Outcome:
     lock: Lock | None = None
     notes: list[str] = field(default_factory=list)
     plans: list[dict[str, Any]] = field(default_factory=list)
+    explained: dict[str, tuple[Reason, ...]] = field(default_factory=dict)
     evidence: tuple[Cell, ...] = ()
 
     def conflict_text(self) -> str:
         """The explanation, a line per statement."""
         conflict = self.answer.conflict
         assert conflict is not None
-        return "no environment meets this request:\n" + "\n".join(f"  - {s.text}" for s in conflict.statements)
+        return "no environment meets this request:\n" + "\n".join(f"  - {line}" for line in conflict.lines)
 
     def fix_text(self) -> str:
         """The fixes, a line each."""
@@ -69,6 +71,8 @@ def run_resolve(
     pythons: tuple[str, ...] | None = None,
     upgrade: tuple[str, ...] = (),
     prefer: str | None = None,
+    explain: bool = False,
+    start: Path | None = None,
 ) -> Outcome:
     """Read, check and solve one request for the described targets; with `lock` also its closure.
 
@@ -82,13 +86,13 @@ def run_resolve(
     from envforge.intake import read_intake
     from envforge.keep.newer import find_newer
     from envforge.lock import read_pip_settings
-    from envforge.project import kept, read_plan
+    from envforge.project import starting_point
     from envforge.resolver.hosts import known
     from envforge.resolver.resolve import Options, Wish, resolve
     from envforge.settings import layered_matrix, load_settings
 
     intake = read_intake(words, files, spec)
-    earlier = read_plan(intake.project) if intake.project else None
+    earlier = starting_point(start, intake.project, upgrade)
     _check_date(as_of)
     hosts = targets.read()
     settings = load_settings(intake.project)
@@ -106,7 +110,7 @@ def run_resolve(
         allow_uncapped=allow_uncapped,
         no_compile=no_compile,
         banned=settings.banned,
-        keep=kept(earlier, upgrade),
+        keep=earlier,
         limits=tuple(c for c in intake.constraints if c.specifier),
     )
     newer = find_newer(requests, read_pip_settings)
@@ -123,6 +127,10 @@ def run_resolve(
         from envforge.resolver.fleet import fleet_plans
 
         outcome.plans = fleet_plans(matrix, wish, newer.load)
+    if explain and outcome.answer.plan is not None:
+        from envforge.resolver.why import explain_pins
+
+        outcome.explained = explain_pins(matrix, wish, newer.load)
     return outcome
 
 
@@ -138,6 +146,8 @@ def _locked(
     import os
     from dataclasses import replace
 
+    from envforge.cli.addresses import build_addresses
+    from envforge.errors import IndexUnreachableError, OutsideError
     from envforge.lock import LockConflict, make_lock, probe_availability, read_pip_settings
     from envforge.resolver.constraints import Learned
     from envforge.resolver.resolve import resolve
@@ -147,14 +157,38 @@ def _locked(
     if answer.plan is None:
         return Outcome(answer, matrix, hosts, intake)
     arch = answer.plan.target.arch
+    built = build_addresses(wish.requests, intake.project, settings, answer.plan.python, load)
+    wish = replace(wish, requests=built.requests)
     availability = probe_availability(answer.plan.variant, settings, arch=arch, wheelhouse=wheelhouse)
+    free = Outcome(answer, matrix, hosts, intake, None, [*availability.warnings, *built.notes])
     wish = replace(wish, options=replace(wish.options, builds=recorded_builds(availability)))
     answer = resolve(matrix, wish, load)
-    notes = list(availability.warnings)
+    silent = [f"{place.url}: {place.problem}" for place in availability.places if not place.answers]
+    if answer.plan is None and silent and free.answer.plan is not None:
+        # What is missing may only be out of reach for now, so this is no conflict of the request.
+        outage = IndexUnreachableError(
+            "there is a plan, but what it needs cannot be had from here:\n" + "\n".join(f"  {line}" for line in silent),
+            "try again later, name a mirror, or give the wheels (--wheelhouse); with what can be had now, "
+            + Outcome(answer, matrix, hosts, intake).fix_text(),
+        )
+        outage.kept = free
+        raise outage
+    notes = list(free.notes)
     learned: list[Learned] = []
     while answer.plan is not None:
         try:
-            made = make_lock(answer.plan, availability, settings, wheelhouse=wheelhouse)
+            made = make_lock(
+                answer.plan,
+                availability,
+                settings,
+                wheelhouse=wheelhouse,
+                local=built.wheels,
+                wheel_folder=built.folder,
+            )
+        except OutsideError as error:
+            # The answer stands although its closure cannot be made now: whoever reports the failure can still keep it.
+            error.kept = Outcome(answer, matrix, hosts, intake, None, notes)
+            raise
         except LockConflict as conflict:
             learned.append(
                 Learned(tuple(sorted(conflict.pins.items())), conflict.python, conflict.variant, conflict.cause)
@@ -166,6 +200,7 @@ def _locked(
             continue
         notes += [f"{name} is newer than the coherence date: nothing older solves" for name in made.exempted]
         notes += made.warnings
+        answer = replace(answer, plan=built.shown(answer.plan)) if answer.plan else answer
         return Outcome(answer, matrix, hosts, intake, made, notes)
     return Outcome(answer, matrix, hosts, intake, None, notes)
 
@@ -218,8 +253,13 @@ def check_names(requests: Any) -> None:
             raise UsageError(f"package {request.name!r} is not known", hint)
 
 
-def _reasons(plan: Plan) -> dict[str, list[dict[str, str]]]:
-    return {n: [{"text": r.text, "source": r.source} for r in rows] for n, rows in plan.reasons.items()}
+def _reasons(outcome: Outcome) -> dict[str, tuple[Reason, ...]]:
+    """Why each pin is what it is; what --explain found stands instead of the plan's own word on newer releases."""
+    plan, more = outcome.answer.plan, outcome.explained
+    rows = dict(plan.reasons) if plan else {}
+    for name, found in more.items():
+        rows[name] = (*(r for r in rows.get(name, ()) if " is refused: " not in r.text), *found)
+    return dict(sorted(rows.items()))
 
 
 def answer_json(outcome: Outcome) -> str:
@@ -232,7 +272,7 @@ def answer_json(outcome: Outcome) -> str:
         "variant": plan.variant if plan else None,
         "tier": plan.tier if plan else None,
         "pins": plan.pins if plan else {},
-        "reasons": _reasons(plan) if plan else {},
+        "reasons": {n: [{"text": r.text, "source": r.source} for r in rows] for n, rows in _reasons(outcome).items()},
         "warnings": [{"id": w.id, "text": w.text} for w in plan.warnings] if plan else [],
         "as_of": plan.as_of if plan else None,
         "lock": outcome.lock.hash if outcome.lock else None,
@@ -261,11 +301,27 @@ TORCH_INDEX = "https://download.pytorch.org/whl/"
 def requirement_lines(plan: Plan) -> list[str]:
     """The pins as requirement lines; torch and its companions carry the variant and bring their index."""
     lines = []
+    addresses = {name: line for line in plan.requests if (name := _addressed(line))}
     for name, version in sorted(plan.pins.items()):
+        if name in addresses:
+            lines.append(addresses[name])
+            continue
         local = f"+{plan.variant}" if name in ("torch", "torchvision", "torchaudio") else ""
         extras = f"[{','.join(plan.extras[name])}]" if plan.extras.get(name) else ""
         lines.append(f"{name}{extras}=={version}{local}")
     return lines
+
+
+def _addressed(line: str) -> str | None:
+    """The name of a request by address ("peft @ git+https://...")."""
+    name, at, _ = line.partition("@")
+    return re.sub(r"[-_.]+", "-", name.split("[")[0].strip()).lower() if at and not set("<>=!~;") & set(name) else None
+
+
+def _plain_name(line: str) -> str | None:
+    """The name that a request line begins with; None where its marker leaves it out or it cannot be told."""
+    match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", line)
+    return re.sub(r"[-_.]+", "-", match[1]).lower() if match else None
 
 
 def evidence_lines(cells: tuple[Cell, ...]) -> list[str]:
@@ -293,9 +349,17 @@ def answer_text(outcome: Outcome, format: str, explain: bool) -> str:
     for name, line in zip(sorted(plan.pins), lines, strict=True):
         out.append(line)
         if explain:
-            out += [f"    # {reason.text} [{reason.source}]" for reason in plan.reasons.get(name, ())]
+            out += [f"    # {reason.text} [{reason.source}]" for reason in _reasons(outcome).get(name, ())]
+    if explain:
+        rows = outcome.explained
+        out += [f"# {name}: {reason.text}" for name in ("variant", "python") for reason in rows.get(name, ())]
+    out += [line for line in plan.requests if _plain_name(line) not in plan.pins]
     out += [f"{line}  # from a rule" for line in plan.constraints]
     out += [f"# evidence: {line}" for line in evidence_lines(outcome.evidence)]
     out += [f"# warning ({w.id}): {w.text}" for w in plan.warnings]
     out += [f"# warning (availability): {note}" for note in outcome.notes]
+    if outcome.plans:
+        from envforge.resolver.fleet import fleet_text
+
+        out += [f"# {line}" for line in fleet_text(outcome.plans)]
     return "\n".join(out) + "\n"

@@ -33,6 +33,9 @@ def resolve(
     allow_uncapped: Annotated[bool, typer.Option("--allow-uncapped", help="Old trainers may skip newer caps.")] = False,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Never choose what must be compiled.")] = False,
     upgrade: Annotated[list[str] | None, typer.Option(help="Let this package of a project move.")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="Start from this plan, pylock.toml or pinned file: change least.")
+    ] = None,
     prefer: Annotated[str | None, typer.Option(help="verified: sets with a receipt first.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say for each pin what decided it.")] = False,
     lock: Annotated[
@@ -43,8 +46,8 @@ def resolve(
     json_: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Select pins that run on the described hosts."""
-    from envforge.cli.answer import answer_json, answer_text, run_resolve
-    from envforge.errors import ConflictError, NoError, UsageError
+    from envforge.cli.answer import Outcome, answer_json, answer_text, run_resolve
+    from envforge.errors import ConflictError, NoError, OutsideError, UsageError
     from envforge.intake import project_of
 
     if format not in ("requirements", "pylock"):
@@ -55,18 +58,27 @@ def resolve(
     if format == "pylock" and not lock:
         raise UsageError("a pylock needs the whole closure", "add --lock")
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant, exclude)
-    outcome = run_resolve(
-        request or [],
-        requirement or [],
-        spec,
-        targets,
-        as_of=as_of,
-        allow_uncapped=allow_uncapped,
-        no_compile=no_compile,
-        lock=lock,
-        upgrade=tuple(upgrade or ()),
-        prefer=prefer,
-    )
+    failure: OutsideError | None = None
+    try:
+        outcome = run_resolve(
+            request or [],
+            requirement or [],
+            spec,
+            targets,
+            as_of=as_of,
+            allow_uncapped=allow_uncapped,
+            no_compile=no_compile,
+            lock=lock,
+            upgrade=tuple(upgrade or ()),
+            prefer=prefer,
+            explain=explain,
+            start=start,
+        )
+    except OutsideError as error:
+        if not isinstance(error.kept, Outcome):
+            raise
+        # The plan is printed and kept although it could not be locked; a lock of an earlier plan stays as it is.
+        failure, outcome = error, error.kept
     stale = [w.text for w in outcome.answer.plan.warnings if w.id == "stale"] if outcome.answer.plan else []
     if strict and stale:
         raise NoError("a requested package is stale: " + "; ".join(stale), "pin it, or leave --strict out", id="stale")
@@ -78,6 +90,9 @@ def resolve(
         if outcome.lock is not None:
             write_lock(outcome.lock, project)
     text = answer_json(outcome) if json_ else answer_text(outcome, format, explain)
+    if failure is not None:
+        typer.echo(text, nl=not text.endswith("\n"))
+        raise failure
     if output is not None and outcome.answer.plan is not None:
         from envforge.files import write_atomic
 
@@ -87,4 +102,8 @@ def resolve(
     if outcome.answer.conflict is not None:
         if json_:
             raise typer.Exit(1)
+        if outcome.plans:
+            from envforge.resolver.fleet import fleet_text
+
+            typer.echo("\n".join(f"# {line}" for line in fleet_text(outcome.plans)))
         raise ConflictError(outcome.conflict_text(), outcome.fix_text())
