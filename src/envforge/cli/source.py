@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from envforge.image.values import InstallSource
     from envforge.lock import Lock, PipSettings
 
-DEFAULT_INDEX = "https://pypi.org/simple"
-
 
 def install_source(
     settings: PipSettings, lock: Lock, *, ca: Path | None = None, wheelhouse: Path | None = None
@@ -52,11 +50,13 @@ def install_source(
 
 def uv_config(settings: PipSettings, torch_index: str | None) -> str:
     """The text of a uv.toml for build steps. It may hold credentials: it is only ever passed as a secret."""
+    from envforge.lock.settings import default_index
+
     lines = []
     if settings.no_index:
         lines.append("no-index = true")
     else:
-        lines.append(f"index-url = {_toml(settings.index_url or DEFAULT_INDEX)}")
+        lines.append(f"index-url = {_toml(settings.index_url or default_index())}")
         extra = [url for url in settings.extra_index_urls if _remote(url)]
         extra += [torch_index] if torch_index else []
         if extra:
@@ -72,10 +72,11 @@ def uv_config(settings: PipSettings, torch_index: str | None) -> str:
 def host_arguments(settings: PipSettings, torch_index: str | None) -> list[str]:
     """uv's options for an install on this machine; an index is always named."""
     from envforge.lock import index_arguments
+    from envforge.lock.settings import default_index
 
     arguments = index_arguments(settings)
     if not settings.no_index and "--default-index" not in arguments:
-        arguments += ["--default-index", DEFAULT_INDEX]
+        arguments += ["--default-index", default_index()]
     if torch_index and not settings.no_index:
         arguments += ["--index", torch_index]
     return arguments

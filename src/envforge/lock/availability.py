@@ -16,7 +16,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import url2pathname
 
 from envforge.errors import DataError
-from envforge.lock.settings import PipSettings, redact, split_credentials
+from envforge.lock.settings import PipSettings, default_index, redact, split_credentials
 
 if TYPE_CHECKING:
     from requests import Session
@@ -51,7 +51,6 @@ CUDA_NAMES = (
     *("cuda-bindings", "cuda-core", "cuda-pathfinder", "cuda-python", "cuda-toolkit", "triton", "pytorch-triton"),
     *(f"nvidia-{name}{end}" for name in _RUNTIME for end in ("", "-cu11", "-cu12", "-cu13")),
 )
-DEFAULT_INDEX = "https://pypi.org/simple"
 AS_TORCH = "as-torch"
 _HREF = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)["']""", re.IGNORECASE)
 
@@ -181,7 +180,7 @@ def probe_availability(
         builds += _folder("find-links", folder, arch)
     asked: list[tuple[str, str, tuple[str, ...]]] = []
     if not settings.no_index:
-        asked.append(("default", settings.index_url or DEFAULT_INDEX, FAMILY))
+        asked.append(("default", settings.index_url or default_index(), FAMILY))
         asked += [(f"extra-{i + 1}", url, FAMILY) for i, url in enumerate(settings.extra_index_urls)]
         asked.append(("torch", f"{settings.torch_index.rstrip('/')}/{variant}", FAMILY + GUESTS))
     asked += [("find-links", link, ()) for link in settings.find_links if "://" in link]

@@ -17,9 +17,9 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envforge.lock.availability import DEFAULT_INDEX, http_session, verification
+from envforge.lock.availability import http_session, verification
 from envforge.lock.formats import LockedPackage
-from envforge.lock.settings import PipSettings, split_credentials
+from envforge.lock.settings import PipSettings, default_index, split_credentials
 from envforge.resolver.plan import Plan
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class _Client:
         return self.from_page(package)
 
     def from_page(self, package: LockedPackage) -> str | None:
-        for base in (self.settings.index_url or DEFAULT_INDEX, *self.settings.extra_index_urls):
+        for base in (self.settings.index_url or default_index(), *self.settings.extra_index_urls):
             if not base.startswith("http"):
                 continue
             text = self.get(f"{base}/{package.name}/")

@@ -254,6 +254,13 @@ def named_indexes(settings: PipSettings) -> tuple[NamedIndex, ...]:
     return (*out, named("pip", settings.index_url, default=True)) if settings.index_url else tuple(out)
 
 
+def default_index() -> str:
+    """The index that pip and uv use where none is configured; a library knows its address."""
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+    return str(PYPI_SIMPLE_ENDPOINT).rstrip("/")
+
+
 def index_arguments(settings: PipSettings) -> list[str]:
     """uv's options for where packages come from, without any credentials (those: `index_environment`).
 
