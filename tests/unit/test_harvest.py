@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -539,44 +537,6 @@ def test_news_in_plain_words() -> None:
     ], "5.24.0 is yanked and rc1 a pre-release: 5.25.0 is compared with 5.23.0"
     assert news("transformers", old, old[:1], set()) == ["transformers 5.24.0: gone from the index"]
     assert news("transformers", [], new, set()) == ["transformers: 4 releases, 5.23.0 to 5.25.0"]
-
-
-@pytest.fixture
-def tool(index: FakeIndex, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    for key in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
-        monkeypatch.delenv(key, raising=False)
-    monkeypatch.setenv("PIP_INDEX_URL", index.url)
-    path = Path(__file__).resolve().parents[2] / "tools" / "update_matrix.py"
-    spec = importlib.util.spec_from_file_location("update_matrix", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_tool_shows_and_writes_only_when_asked(
-    index: FakeIndex, folder: Path, tool: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fill(index, "peft", 2)
-    where = ["--folder", str(folder), "--cache", str(folder.parent / "cache")]
-    assert tool.main(["peft", *where]) == 0
-    assert capsys.readouterr().out == "peft: 2 releases, 1.0 to 1.1\n"
-    assert list(folder.iterdir()) == []
-    assert tool.main(["peft", "--write", *where]) == 0
-    assert [path.name for path in folder.iterdir()] == ["peft.json"]
-    index.release("peft", "1.2", "2024-06-01", ["torch>=2.0"])
-    capsys.readouterr()
-    assert tool.main(["trl", "peft", "--write", *where]) == 3, "one failed, the other is still done"
-    assert "peft 1.2: new, 2024-06-01; needs torch >=2.0" in capsys.readouterr().out
-    assert load_releases("peft", folder)[-1].version == "1.2"
-
-
-def test_tool_takes_names_of_the_matrix_only(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["transformer"], [], ["--all", "peft"]):
-        with pytest.raises(SystemExit) as stop:
-            tool.main(arguments)
-        assert stop.value.code == 2
-    assert "did you mean transformers" in capsys.readouterr().err
 
 
 # --- the real index, the real files ----------------------------------------------------------------------------------

@@ -193,3 +193,14 @@ def test_the_record_is_plain(tmp_path: Path) -> None:
     (wheel,) = build_local(["own @ ./own"], tmp_path / "lock", PipSettings(), base=tmp_path)
     rows = json.loads((tmp_path / "lock" / "wheels" / "built.json").read_text(encoding="utf-8"))
     assert rows == [{"name": "own", "version": "1.5", "file": wheel.file, "sha256": wheel.sha256, "source": "own"}]
+
+
+def test_another_python_builds_what_is_not_compiled(tmp_path: Path) -> None:
+    """The plan's Python need not be on this machine (3.99 is on none)."""
+    project(tmp_path / "own")
+    (wheel,) = build_local(["own @ ./own"], tmp_path / "lock", PipSettings(), base=tmp_path, python="3.99")
+    assert wheel.file == "own-1.5-py3-none-any.whl"
+    backend = tmp_path / "own" / "backend.py"
+    backend.write_text(backend.read_text().replace("py3-none-any.whl", "cp311-cp311-linux_x86_64.whl"))
+    with pytest.raises(OutsideError, match=r"holds compiled code, and Python 3\.99 is not on this machine"):
+        build_local(["own @ ./own"], tmp_path / "other", PipSettings(), base=tmp_path, python="3.99")

@@ -441,3 +441,17 @@ def test_pips_own_constraints_are_named_when_they_are_to_blame(index: StandIn, t
     assert caught.value.pins == {"peft": "0.13.2"}
     assert "peft<0.13" in caught.value.hint
     assert "unrelated" not in caught.value.hint
+
+
+def test_a_mirror_of_the_torch_index_with_a_login_of_its_own(index: StandIn, tmp_path: Path) -> None:
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    with StandIn(password="tops3cret") as mirror:
+        mirror.add("whl/cu126", "torch", "2.6.0+cu126", "numpy")
+        settings = settings_for(index, torch_index=f"{mirror.url}/whl".replace("//", "//anna:tops3cret@"))
+        made = lock(make_plan({"torch": "2.6.0"}, python=python), settings)
+        assert made.index_kinds == {"torch": "torch"}
+        write_lock(made, tmp_path)
+        argv, env = install_command(tmp_path, settings, python=sys.executable, target=tmp_path / "site")
+        assert "tops3cret" not in " ".join(argv) + made.requirements + made.pylock
+        done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

@@ -117,7 +117,7 @@ def _related(found: Sequence[Finding], rules: Rules) -> list[Finding]:
             for other in strong
             if other.id != finding.id
             and other.severity == "fatal"
-            and other.id in sure
+            and STRENGTH[other.confidence] >= min(STRENGTH["likely"], STRENGTH[finding.confidence])
             and (other.id in explained or ("*" in explained and "*" not in by_id[other.id].consequence_of))
         ]
         kept.append(replace(finding, consequence_of=tuple(dict.fromkeys(causes))))

@@ -14,7 +14,7 @@ from envforge.diagnose.checks import CHECKS, Context
 from envforge.diagnose.model import Confidence, Hit, Pattern, Rules
 from envforge.diagnose.prefix import strip
 from envforge.diagnose.scan import Candidate, scan
-from envforge.diagnose.trackers import TRACKERS, Tracker
+from envforge.diagnose.trackers import SIGNAL_TRACKERS, TRACKERS, Tracker
 
 FIRST, LAST = 4, 2  # hits kept of one pattern
 MAX_KEYS = 6  # distinct values of a `per` group that become findings of their own
@@ -139,7 +139,7 @@ def run(stream: BinaryIO, rules: Rules, facts: f.Facts) -> Seen:
     """Read the whole stream once; `facts` takes what the log says of versions and devices."""
     seen = Seen()
     desks: dict[str, _Desk] = {}
-    owners: list[tuple[CaseKey, Tracker]] = []
+    owners: list[tuple[CaseKey | str, Tracker]] = []
 
     def desk(literal: str) -> _Desk:
         return desks.setdefault(literal, _Desk())
@@ -158,9 +158,16 @@ def run(stream: BinaryIO, rules: Rules, facts: f.Facts) -> Seen:
                     desk(literal).trackers.append(tracker)
     for reading in f.readings():
         desk(reading.literal).readings.append(_Reader(reading))
+    last_only: set[str] = set()
+    for name, kind in SIGNAL_TRACKERS.items():
+        tracker = kind()
+        owners.append((name, tracker))
+        last_only.update(literal for literal in tracker.literals if literal not in desks)
+        for literal in tracker.literals:
+            desk(literal).trackers.append(tracker)
     literals = sorted(desks)
     ordered = [desks[literal] for literal in literals]
-    known: set[int] = set()
+    known = {index for index, literal in enumerate(literals) if literal in last_only}
     for line in scan(stream, [literal.encode() for literal in literals], known):
         seen.lines = line.number
         _line(line, ordered, seen, facts, known)

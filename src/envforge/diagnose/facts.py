@@ -54,6 +54,8 @@ def readings() -> tuple[Reading, ...]:
         Reading(r"found version (?P<cuda_code>\d{5})", "found version", 3),
         Reading(r"release (?P<nvcc>\d\d\.\d), V\d", "release ", 2),
         Reading(r"CUDA used to build PyTorch\s*:\s*(?P<torch_cuda>\d\d\.\d|None)", "cuda used to build", 3),
+        Reading(r"torch\.version\.cuda\W+(?P<torch_cuda>\d\d\.\d|None)", "torch.version.cuda", 3),
+        Reading(r"\bpytorch\s+" + _TORCH + r"\s+py\d\.\d+_(?P<local2>cpu)", "pytorch", 3),
         Reading(r"torch was compiled with (?P<torch_cuda>\d\d\.\d)", "torch was compiled", 2),
         Reading(r"\(you have " + _TORCH + r"\)", "you have", 4),
         Reading(r"but you have torch " + _TORCH, "but you have torch", 4),
@@ -120,6 +122,7 @@ class Facts:
                 name = {"torch": "wanted_torch", "local": "wanted"}[name]
             elif command and name in PACKAGES:
                 continue
+            name = "local" if name == "local2" else name
             known = self.every.setdefault(name, [])
             if value not in known and len(known) < 16:
                 known.append(value.strip())

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 
 _RANK = re.compile(
-    r"\[(?:rank|default)\s?(\d+)\]:?\s?|(\d{1,4}):\s+(?=\S)|\((?:\w+ )?(?:rank|pid)=(\d+)[^)]*\)\s?", re.IGNORECASE
+    r"\[(?:rank|default)\s?(\d+)\]:?\s?|(\d{1,4}):\s+(?=\S)|\((?:\w+,? )?rank=(\d+)[^)]*\)\s?", re.IGNORECASE
 )
 _OTHER = re.compile(
     r"""\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?(?:std(?:out|err)\s[FP]\s)?
       |[A-Z][a-z]{2}\s+\d{1,2}\s\d\d:\d\d:\d\d\s[\w.-]+\s(?:kernel:\s)?(?=\S)
       |\[\s*\d+\.\d{3,6}\]\s
       |\[pod/[^\]\s]+\]\s
+      |\((?:\w+\s)?pid=\d+[^)]*\)\s?
+      |(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s(?:\d\d-\d\d\s)?\d\d:\d\d:\d\d\s\[[\w.]+:\d+\]\s
       |\#\d{1,3}\s+\d+\.\d+\s
       |[\w.-]{2,40}\s{1,20}\|\s
       |\d\d:\d\d:\d\d\s

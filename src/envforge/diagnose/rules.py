@@ -152,8 +152,9 @@ def _pattern(raw: Any, path: tuple[str | int, ...], fault: Any) -> dict[str, Any
 
 def _known_conditions(signals: Iterable[str]) -> set[str]:
     from envforge.diagnose.facts import PREDICATES
+    from envforge.diagnose.trackers import SIGNAL_TRACKERS
 
-    return {*signals, *PREDICATES}
+    return {*signals, *PREDICATES, *SIGNAL_TRACKERS}
 
 
 def _build(rows: Mapping[str, Any]) -> Rules:

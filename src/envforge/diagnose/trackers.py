@@ -196,4 +196,43 @@ class StillLoss(Tracker):
         return [Hit(h.line, h.text, {"reports": str(self.count)}, h.rank, sure) for h in self.lines]
 
 
+class _Recovers(Tracker):
+    """Whether the last report of a quantity is a finite number: one or two skipped steps are no trouble.
+
+    Only the last line of each block is shown to it, which is enough and costs nothing.
+    """
+
+    value: re.Pattern[str]
+
+    def __init__(self) -> None:
+        self.last: Hit | None = None
+
+    def feed(self, number: int, text: str, rank: str | None) -> None:
+        """One report."""
+        found = self.value.search(text)
+        if found:
+            finite = not found[1].lower().startswith(("nan", "inf", "-inf"))
+            self.last = Hit(number, text.strip()[:300], {}, rank) if finite else None
+
+    def hits(self) -> list[Hit]:
+        """The last report, when it is a finite number."""
+        return [self.last] if self.last else []
+
+
+class GradRecovers(_Recovers):
+    """The gradient norm."""
+
+    literals: tuple[str, ...] = ("grad_norm", "grad norm")
+    value = re.compile(r"grad[_ ]norm['\"]?\s*[:=]?\s*(?:tensor\()?([\w.+-]+)", re.IGNORECASE)
+
+
+class LossRecovers(_Recovers):
+    """The loss."""
+
+    literals: tuple[str, ...] = ("'loss'", '"loss"', " loss:", " loss=", " loss ")
+    value = re.compile(r"(?<![a-z_])loss['\"]?\s*[:=]?\s*(?:tensor\()?((?:nan|-?inf|[\d.+-])[\w.+-]*)", re.IGNORECASE)
+
+
+# Trackers that answer a condition instead of making a finding.
+SIGNAL_TRACKERS: Mapping[str, type[Tracker]] = {"grad-recovers": GradRecovers, "loss-recovers": LossRecovers}
 TRACKERS: Mapping[str, type[Tracker]] = {"memory-creep": MemoryCreep, "still-loss": StillLoss}
