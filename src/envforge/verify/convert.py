@@ -55,6 +55,7 @@ def convert(file: Path, folder: Path) -> None:
 def both_spellings(config: Path) -> None:
     """Releases of transformers before and after 5 name some keys differently; write both, so that either reads it."""
     data = json.loads(config.read_text(encoding="utf-8"))
+    data.pop("_name_or_path", None)  # a folder of this machine
     dtype = data.get("dtype") or data.get("torch_dtype")
     if dtype:
         data["dtype"] = data["torch_dtype"] = dtype

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from envforge.verify.layers.data import max_positions
+from envforge.verify.layers.paths import ADAPTER, FRAMEWORK_MERGED, MERGED
 from envforge.verify.layers.talk import ask, encode_prompt, judge_answer, logits_of
-from envforge.verify.layers.training import ADAPTER
 from envforge.verify.record import Fail, Recorder
 from envforge.verify.settings import Settings
 from envforge.verify.stacks import open_stack
@@ -19,7 +19,6 @@ from envforge.verify.weights import embedding_rows, stored_dtype
 # Largest difference of logits that counts as the same, as a share of their spread. Merging rounds each weight once to
 # its own format: float32 keeps 24 bits, bfloat16 8, float16 11.
 TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}
-MERGED, OWN = "merged", "merged-by-framework"
 NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
@@ -45,7 +44,7 @@ def run(settings: Settings, recorder: Recorder) -> None:
         check.figure(adapter_effect=effect)
         if effect == 0.0:
             raise Fail("with the adapter the logits are those of the base: the adapter was not loaded or is empty")
-        own = stack.own_export(model, tokenizer, Path(settings.workdir) / OWN)
+        own = stack.own_export(model, tokenizer, Path(settings.workdir) / FRAMEWORK_MERGED)
         if own:
             check.figure(framework_export=own)
         merged = stack.merge(model)
@@ -91,7 +90,7 @@ def run(settings: Settings, recorder: Recorder) -> None:
 
 def own_export(settings: Settings, recorder: Recorder, stack: HfStack, batch: Any, expected: Any) -> None:
     """What the framework's own export wrote loads and gives the logits of base and adapter, within 16-bit rounding."""
-    folder = Path(settings.workdir) / OWN
+    folder = Path(settings.workdir) / FRAMEWORK_MERGED
     if not folder.is_dir():
         return
     with recorder.check("framework-export") as check:

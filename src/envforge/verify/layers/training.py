@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from envforge.verify.layers.chat import memory_figures
+from envforge.verify.layers.paths import ADAPTER
 from envforge.verify.policy import SHORT, MemoryWatch, Precision, SafeCollator, TrainingPolicy
 from envforge.verify.record import Fail, Recorder, Skip
 from envforge.verify.settings import Settings
 from envforge.verify.stacks import open_stack
 from envforge.verify.texts import SAMPLES, long_text
-
-ADAPTER = "adapter"  # folder below the work folder that the effect layer reads
 
 
 @dataclass

@@ -64,14 +64,15 @@ class HfStack:
         """Precision on the device of the run."""
         return self.policy().precision_for(self.settings.device)
 
-    def _remote(self) -> dict[str, Any]:
+    def remote(self) -> dict[str, Any]:
+        """The argument that lets a model's own code run, only where that was allowed."""
         return {"trust_remote_code": True} if self.settings.trust_remote_code else {}
 
     def tokenizer(self, folder: str | None = None) -> Any:
         """The real tokenizer, with a padding token."""
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(folder or self.settings.model, **self._remote())
+        tokenizer = AutoTokenizer.from_pretrained(folder or self.settings.model, **self.remote())
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
@@ -80,14 +81,14 @@ class HfStack:
         """The model's configuration."""
         from transformers import AutoConfig
 
-        return AutoConfig.from_pretrained(folder or self.settings.model, **self._remote())
+        return AutoConfig.from_pretrained(folder or self.settings.model, **self.remote())
 
     def model(self, folder: str | None = None, dtype: Any = None) -> Any:
         """The model on the device of the run, in the precision of the run unless `dtype` is given."""
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(
-            folder or self.settings.model, **dtype_argument(dtype or self.precision().dtype), **self._remote()
+            folder or self.settings.model, **dtype_argument(dtype or self.precision().dtype), **self.remote()
         )
         return model.to(self.settings.device).eval()
 
@@ -117,7 +118,7 @@ class HfStack:
             quantization_config=quantised,
             device_map={"": device},
             **dtype_argument(self.precision().dtype),
-            **self._remote(),
+            **self.remote(),
         ).eval()
 
     def training_model(self, policy: TrainingPolicy) -> Any:

@@ -58,7 +58,7 @@ class UnslothStack(HfStack):
             max_seq_length=self.settings.max_length,
             dtype=dtype,
             load_in_4bit=four_bit,
-            **self._remote(),
+            **self.remote(),
         )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
