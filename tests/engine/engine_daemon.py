@@ -63,6 +63,7 @@ class Daemon:
             f"--exec-root={self.folder / 'exec'}",
             f"--pidfile={self.folder / 'docker.pid'}",
             f"--host={self.host}",
+            "--shutdown-timeout=2",
             "--bridge=none",  # no bridge and no firewall rules: builds use the host's network
             "--iptables=false",
             "--ip6tables=false",
@@ -106,7 +107,7 @@ class Daemon:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(30)
+                self.process.wait(10)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

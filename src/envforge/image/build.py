@@ -23,7 +23,7 @@ from envforge.image import quote
 from envforge.image.address import content_address, image_tag
 from envforge.image.context import make_context, write_context
 from envforge.image.engines import Engine, ImageInfo, Mount, choose_engine
-from envforge.image.render import Compile, compile_stage, torch_version
+from envforge.image.render import Compile, compile_stage, needs_toolkit, torch_version
 from envforge.image.values import (
     LABEL_ADDRESS,
     BaseInfo,
@@ -180,11 +180,6 @@ def choose_base(plan: Plan, lock: LockLike, bases: tuple[Base, ...]) -> Base:
         f"name one with --base REF, or plan for Python {', '.join(known) or 'another version'}",
         id="no-base",
     )
-
-
-def needs_toolkit(plan: Plan) -> bool:
-    """deepspeed compiles its kernels while it runs, so nvcc of torch's CUDA major must be in the image."""
-    return plan.cuda is not None and "deepspeed" in plan.pins
 
 
 def _devel_fits(base: Base, plan: Plan) -> bool:

@@ -31,7 +31,9 @@ _INDEX = re.compile(
     re.I,
 )
 _MISSING = re.compile(r"no solution found.*|because .* was not found in the (package registry|provided package)", re.I)
-_APT = re.compile(r"E: (unable to (fetch|locate)|failed to fetch|version .* was not found).*", re.I)
+_APT = re.compile(
+    r"(?m)^(?:#\d+ +[\d.]+ +)?(E: (?:Unable to (?:fetch|locate)|Failed to fetch|Version .* was not found).*)$"
+)
 _BASE = re.compile(
     r"pull access denied|manifest unknown|manifest for .* not found|failed to resolve source metadata|"
     r"failed to do request.*(manifests|registry)|no such image",

@@ -88,6 +88,11 @@ def needs_compiler(plan: Plan, lock: LockLike) -> bool:
     return bool(names & {"triton", "pytorch-triton", "unsloth"})
 
 
+def needs_toolkit(plan: Plan) -> bool:
+    """deepspeed compiles its kernels while it runs, so nvcc of torch's CUDA major must be in the image."""
+    return plan.cuda is not None and "deepspeed" in plan.pins
+
+
 def system_packages(plan: Plan, lock: LockLike) -> tuple[str, ...]:
     """Debian packages that the plan itself needs, sorted; those of the spec come later and apart."""
     wanted: set[str] = set()
@@ -196,7 +201,7 @@ def render_dockerfile(
         "variant": plan.variant,
         "buildkit": dialect == "buildkit",
         "base": quote.reference(base.ref),
-        "sealed": SEALED,
+        "sealed": (*SEALED, ("CUDA_HOME", "/usr/local/cuda")) if needs_toolkit(plan) else SEALED,
         "system": [*flags, *system],
         "user_system": [quote.debian_package(name) for name in spec.system_packages],
         "compile": compile_stage,
@@ -245,7 +250,10 @@ class _Run:
     def __call__(self, values: list[str], *uses: str) -> str:
         line = quote.argv([str(value) for value in values])
         if not self.buildkit:
-            return f"RUN {line}"
+            # What a mount would show is copied just before it is used, so that a change in one part redoes that part only.
+            parts = [use for use in uses if use in ("torch", "stack", "compile")]
+            copies = [f'COPY ["build/parts/{part}/", "{_PARTS}/{part}/"]\n' for part in parts]
+            return "".join(copies) + f"RUN {line}"
         mounts = [f"type=bind,source=build/scripts,target={_SCRIPTS}"]
         for use in uses:
             mounts += self._mounts(use)
