@@ -250,7 +250,7 @@ class _Run:
     def __call__(self, values: list[str], *uses: str) -> str:
         line = quote.argv([str(value) for value in values])
         if not self.buildkit:
-            # What a mount would show is copied just before it is used, so that a change in one part redoes that part only.
+            # What a mount would show is copied just before its use: a change in one part redoes that part only.
             parts = [use for use in uses if use in ("torch", "stack", "compile")]
             copies = [f'COPY ["build/parts/{part}/", "{_PARTS}/{part}/"]\n' for part in parts]
             return "".join(copies) + f"RUN {line}"
