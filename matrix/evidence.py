@@ -6,7 +6,7 @@ and every text must have the form of its field, so that no host name, user name 
 torch release with one trainer or framework release in one variant:
 
 - verified: a `full` receipt passed with exactly these;
-- known-bad: a receipt failed with them and none passed, or a rule of the matrix warns of them;
+- known-bad: a receipt failed with them and none passed, or a rule that was seen to fail warns of them;
 - declared: everything else that metadata and documents allow. A `static` receipt (no GPU) says so but proves no more.
 """
 

@@ -1,6 +1,6 @@
 """Generated release metadata, one JSON file per package, read one package at a time.
 
-File format (matrix/releases/NAME.json), written only by `tools/update_matrix.py`; strings that repeat are stored once:
+File format (matrix/releases/NAME.json), written only by `envforge matrix update`; strings that repeat are stored once:
 
     {"schema": 1, "rules": 1, "name": "peft", "harvested": "2026-11-30",
      "strings": ["numpy>=1.17", "torch>=1.13.0", ...],            distinct Requires-Dist lines

@@ -226,7 +226,7 @@ def _checked(key: str, value: Any, base: Path, fault: Callable[[str], None]) -> 
             return fault("must be the path of a file")
         return (base / Path(value).expanduser()).absolute()
     if key == "registry":
-        if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", value):
+        if not isinstance(value, str) or "://" in value or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", value):
             return fault("must be a registry such as registry.example/team, without https://")
         return value.rstrip("/")
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):

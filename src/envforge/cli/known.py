@@ -36,6 +36,8 @@ class Evidence:
         warned = {}
         told = {warning.id for warning in plan.warnings}
         for rule in matrix.rules:
+            if rule.source.confidence != "verified-by-execution":
+                continue  # only what was seen to fail is known bad; the rest is a warning and no more
             if rule.level == "warn" and rule.warning in told and rule.text in {w.text for w in plan.warnings}:
                 warned.update({name: rule.source.text for name in rule.when if name in plan.pins})
         return cells(plan.pins, plan.variant, roles, self.receipts, warned)
