@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import url2pathname
 
 from envforge.errors import DataError
 from envforge.lock.settings import PipSettings, default_index, redact, split_credentials
@@ -169,6 +167,8 @@ def probe_availability(
         defaults: torch minor ("2.6") -> the variant that the default index carries; from the matrix unless given.
         timeout: seconds per request; the requests run side by side.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     if defaults is None:
         defaults = default_variants(arch)
     builds: list[Build] = []
@@ -280,7 +280,7 @@ def _file_names(session: Session, settings: PipSettings, base: str, name: str, t
 
 def _local_page(url: str) -> list[str]:
     """A page of an index that is a folder (file:///...)."""
-    path = Path(url2pathname(urlsplit(url).path)) if url.startswith("file:") else Path(url)
+    path = Path(unquote(urlsplit(url).path)) if url.startswith("file:") else Path(url)
     page = path / "index.html" if path.is_dir() else path
     try:
         return _links(page.read_text(encoding="utf-8", errors="replace"), "")

@@ -11,7 +11,7 @@ from pathlib import Path
 from envforge.errors import DataError, DiskFullError, OutsideError
 from envforge.lock.formats import PYLOCK, REQUIREMENTS, Lock, read_requirements
 from envforge.lock.runner import find_uv
-from envforge.lock.settings import PipSettings, index_arguments, uv_environment
+from envforge.lock.settings import TORCH, PipSettings, index_arguments, uv_environment
 
 
 def write_lock(lock: Lock, folder: Path) -> tuple[Path, Path]:
@@ -98,7 +98,10 @@ def install_command(
     argv += arguments
     if wheelhouse is not None:
         argv += ["--find-links", str(wheelhouse)]
-    if re.search(r"^--extra-index-url https?://", text, re.MULTILINE) and settings.no_index:
+    found = re.search(r"^--extra-index-url (https?://\S+)$", text, re.MULTILINE)
+    if found:  # by name too, because its credentials in the environment are tied to the name
+        argv += ["--index", f"{TORCH}={found[1]}"]
+    if found and settings.no_index:
         # Air-gapped: the address in the file is where the wheel came from, not where it can be had now.
         raise DataError(
             "this lock names the PyTorch index, and pip is told to use no index",

@@ -114,7 +114,12 @@ def _build(
     env = {**uv_environment(settings), "SOURCE_DATE_EPOCH": epoch}
     arguments = ["build", "--wheel", "--no-create-gitignore", "--color", "never", "--no-progress"]
     arguments += ["--python", str(python or sys.executable), *index_arguments(settings)]
-    result = run_uv([*arguments, "--out-dir", str(out), str(source)], env=env, cwd=work, timeout=timeout, uv=uv)
+    places = ["--out-dir", str(out), str(source)]
+    result = run_uv([*arguments, *places], env=env, cwd=work, timeout=timeout, uv=uv)
+    stand_in = result.code != 0 and "No interpreter found" in result.words
+    if stand_in:  # the plan's Python is not on this machine: another one will do, unless something is compiled
+        arguments[arguments.index("--python") + 1] = sys.executable
+        result = run_uv([*arguments, *places], env=env, cwd=work, timeout=timeout, uv=uv)
     if result.code != 0:
         error = explain_failure(result, settings)
         if isinstance(error, OutsideError):
@@ -123,6 +128,12 @@ def _build(
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         raise OutsideError(f"the build of {name} made {len(wheels)} wheels", "build it by hand to see more", id="build")
+    if stand_in and "-none-" not in wheels[0].name:
+        raise OutsideError(
+            f"{name} holds compiled code, and Python {python} is not on this machine to build it",
+            f"install Python {python}, or give a ready wheel",
+            id="build",
+        )
     return wheels[0]
 
 

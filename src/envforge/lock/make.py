@@ -69,8 +69,6 @@ class _Asker:
         (self.folder / "pyproject.toml").write_text(problem.pyproject(), encoding="utf-8")
         (self.folder / "constraints.txt").write_text("\n".join((*problem.constraints, "")), encoding="utf-8")
         env = uv_environment(self.settings)
-        if problem.torch_index is not None:
-            env.update(problem.torch_index.environment())
         if problem.metadata:
             self.keep_metadata(problem, env)
         arguments = ["pip", "compile", "pyproject.toml", "--format", "pylock.toml", "--no-header", "--no-annotate"]

@@ -26,10 +26,8 @@ from envforge.lock.availability import (
 )
 from envforge.lock.local import LocalWheel
 from envforge.lock.runner import ROOT, python_platform
-from envforge.lock.settings import NamedIndex, PipSettings, named
+from envforge.lock.settings import TORCH, NamedIndex, PipSettings, named
 from envforge.resolver.plan import Plan
-
-TORCH = "torch"  # the name of the PyTorch index among uv's
 
 
 @dataclass(frozen=True, slots=True)

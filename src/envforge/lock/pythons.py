@@ -12,7 +12,6 @@ import os
 import re
 import tempfile
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +55,8 @@ def _allows(bound: SpecifierSet, python: str) -> bool:
 
 def requires_python(packages: list[LockedPackage], settings: PipSettings) -> dict[str, str]:
     """name -> Requires-Python ("" = no bound); packages for which no place tells are left out."""
+    from concurrent.futures import ThreadPoolExecutor
+
     store = _cache_file()
     known = _read(store)
     keys = {package.name: package.hashes[0] for package in packages}

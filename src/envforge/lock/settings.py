@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from envforge.errors import DataError
 
+TORCH = "torch"  # the name under which uv is told of the PyTorch index, and of its credentials
 TORCH_INDEX = "https://download.pytorch.org/whl"
 SHARED = (Path("/etc"),)  # pip reads /etc/pip.conf besides the XDG folders
 _TRUE = {"1", "true", "t", "yes", "y", "on"}
@@ -292,7 +293,7 @@ def index_environment(settings: PipSettings, env: Mapping[str, str] | None = Non
     """
     env = os.environ if env is None else env
     out: dict[str, str] = {}
-    for index in named_indexes(settings):
+    for index in (*named_indexes(settings), named(TORCH, settings.torch_index)):
         out.update(index.environment())
     links = [link for link in settings.find_links if split_credentials(link)[1] is not None]
     if links:
