@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,8 @@ PENDING = (
     "the GPU proof is pending: this machine has no GPU that the image can use, so imports, pins and native libraries "
     "were proven and nothing was run on a GPU"
 )
+SMALL = "small"  # the word for the small real model that a package carries
+ModelMaker = Callable[[Engine, ImageInfo, str], Path]
 _MODEL = "/opt/envforge/model"
 _RECEIPT = "/workspace/receipt.json"
 
@@ -59,12 +61,15 @@ def build_plan(
     bases: tuple[Base, ...] = (),
     progress: Progress = silent,
     engine: Engine | None = None,
+    make_model: ModelMaker | None = None,
 ) -> BuildResult:
     """Build one plan and prove what was built; where the same was built before, only what is missing is done.
 
     Args:
         bases: the matrix's base images, for plans without `options.base`.
         engine: the engine to use instead of choosing one by `options.engine`.
+        make_model: turns the word `small` into a model folder with the help of what was just built; without it the
+            word is passed on as it is.
 
     Raises:
         UsageError, DataError: something in the options or the spec cannot be.
@@ -111,7 +116,7 @@ def build_plan(
             log=None if reused else log,
         )
         if options.verify:
-            result = _prove(plan, spec, options, engine, found, result, state, progress)
+            result = _prove(plan, spec, options, engine, found, result, state, progress, make_model)
         named = engine.tag(found, tag)
         if options.tag is not None and not venv:
             engine.tag(found, options.tag)
@@ -270,7 +275,12 @@ def _stamp() -> str:
 
 def _check_model(options: BuildOptions) -> None:
     model = options.model
-    if options.verify and model is not None and _is_folder(model) and not (Path(model) / "config.json").is_file():
+    if (
+        options.verify
+        and model not in (None, SMALL)
+        and _is_folder(model or "")
+        and not (Path(model or "").expanduser() / "config.json").is_file()
+    ):
         raise ModelError(
             f"{model} is not a model folder: it has no config.json", "name the folder that holds the model's files"
         )
@@ -289,6 +299,7 @@ def _prove(
     result: BuildResult,
     state: Path,
     progress: Progress,
+    make_model: ModelMaker | None,
 ) -> BuildResult:
     """Run `verify` inside, keep its receipt. A receipt of the same content is not earned twice."""
     gpus = plan.variant != "cpu" and engine.gpus()
@@ -297,6 +308,12 @@ def _prove(
     known = _read_receipt(kept)
     if known is not None and known.get("image", {}).get("digest") == image.id and not options.rebuild:
         return replace(result, receipt=kept, grade=grade, proof=known, pending=_pending(grade))
+    model = options.model if grade == "full" else None
+    if model is None and grade == "full":
+        model = SMALL if spec.model is None or spec.model.small else spec.model.id
+    if model == SMALL and make_model is not None:
+        progress(Event("stage", "getting the small model"))
+        model = str(make_model(engine, image, result.reference))
     progress(Event("stage", f"proving it ({grade})"))
     argv = ["verify", "--grade", grade]
     mounts: tuple[Mount, ...] = ()
@@ -309,16 +326,15 @@ def _prove(
         argv += ["--json", fetch]
         if options.steps is not None:
             argv += ["--steps", str(options.steps)]
-        if options.model is not None:
-            if _is_folder(options.model):
-                source = Path(options.model).expanduser().resolve()
-                mounts = (Mount(source, _MODEL),) if engine.name != "venv" else ()
-                argv += ["--model", _MODEL if mounts else str(source)]
-            else:
-                network = "host" if engine.name != "venv" else network
-                argv += ["--model", options.model]
         env = {"ENVFORGE_IMAGE_DIGEST": image.id}
-        if options.model is None or _is_folder(options.model):
+        if model is not None and _is_folder(model):
+            source = Path(model).expanduser().resolve()
+            mounts = (Mount(source, _MODEL),) if engine.name != "venv" else ()
+            argv += ["--model", _MODEL if mounts else str(source)]
+        elif model is not None:
+            argv += ["--model", model]
+            network = "host" if engine.name != "venv" else network
+        if network == "none" and (model is None or _is_folder(model)):
             env["HF_HUB_OFFLINE"] = "1"
         target = image.id if engine.name != "venv" else result.reference
         outcome = engine.run(
