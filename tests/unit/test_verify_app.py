@@ -1,0 +1,220 @@
+"""The command line of the proof: exit codes, grades, receipts. Runs without torch."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envforge.verify import app, receipt, report
+from envforge.verify.models import ModelMissingError, find_model, known_answer
+from envforge.verify.record import FAIL, PASS, Check
+from envforge.verify.settings import Settings, read_plan
+from envforge.verify.supervise import Layer
+
+SOURCES = Path(app.__file__).parent
+
+
+def plan_file(folder: Path, variant: str = "cpu", **pins: str) -> Path:
+    """A plan with these pins, as far as the proof reads one."""
+    target = {"sm": [] if variant == "cpu" else ["8.0"], "driver_floor": None}
+    plan = {"schema": 1, "variant": variant, "cuda": None, "pins": pins, "target": target, "python": "3.11"}
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan))
+    return path
+
+
+def test_the_proof_parses_on_python_3_8() -> None:
+    for path in SOURCES.rglob("*.py"):
+        ast.parse(path.read_text(encoding="utf-8"), filename=str(path), feature_version=(3, 8))
+
+
+def test_the_proof_imports_nothing_else_of_envforge() -> None:
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                assert not name.startswith("envforge") or name.startswith("envforge.verify"), f"{path.name}: {name}"
+
+
+def test_importing_the_policy_does_not_import_torch() -> None:
+    code = "import sys, envforge.verify; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "grade", "variant", "torch", "answer"),
+    [
+        ("auto", "auto", "cpu", {"cuda": None, "usable": False}, ("cpu", "full")),
+        ("auto", "auto", "cu126", {"cuda": "12.6", "usable": True}, ("cuda", "full")),
+        ("auto", "auto", "cu126", {"cuda": "12.6", "usable": False}, ("cpu", "static")),
+        ("auto", "full", "cu126", {"cuda": None, "usable": False}, ("cpu", "full")),
+        ("auto", "auto", "cpu", {"cuda": "12.6", "usable": True}, ("cpu", "full")),
+        ("auto", "auto", None, {"cuda": "12.6", "usable": True}, ("cuda", "full")),
+        ("auto", "auto", None, {"cuda": "12.6", "usable": False}, ("cpu", "static")),
+        ("auto", "auto", None, {"cuda": None, "usable": False}, ("cpu", "full")),
+        ("auto", "auto", "cpu", {}, ("cpu", "full")),
+    ],
+)
+def test_device_and_grade(
+    device: str, grade: str, variant: str | None, torch: dict[str, object], answer: tuple[str, str]
+) -> None:
+    plan = None if variant is None else {"variant": variant}
+    assert app.device_and_grade(device, grade, plan, torch) == answer
+
+
+def test_no_model_is_exit_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ENVFORGE_MODEL", raising=False)
+    monkeypatch.setattr(app, "probe_torch", dict)
+    assert app.main(["--plan", str(plan_file(tmp_path, torch="2.13.0"))]) == 3
+    assert "no model was given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["no-such-folder", "./no/such", "empty"])
+def test_a_model_that_is_none_is_exit_3(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(app, "probe_torch", dict)
+    (tmp_path / "empty").mkdir()
+    assert app.main(["--model", name]) == 3
+    assert name.split("/")[-1] in capsys.readouterr().err
+
+
+def test_a_hub_id_that_cannot_be_had_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # An endpoint that refuses connections stands in for a machine without a network.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(ModelMissingError, match=r"some/model.*(hub|huggingface_hub)"):
+        find_model("some/model", None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--layers", "nonsense"],
+        ["--limit", "nonsense=3"],
+        ["--plan", "missing.json"],
+        ["--lock", "missing.txt"],
+        ["--settings", "missing.json"],
+        ["--model", "owner/name", "--trust-remote-code"],
+    ],
+)
+def test_bad_usage_is_exit_2(argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(app, "probe_torch", dict)
+    assert app.main(argv) == 2
+
+
+def test_unknown_keys_in_a_settings_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "verify.json").write_text('{"stack": "transformers", "stepz": 3}')
+    assert app.main(["--settings", str(tmp_path / "verify.json")]) == 2
+    assert "stepz" in capsys.readouterr().err
+
+
+def test_settings_file_gives_defaults_that_options_override(tmp_path: Path) -> None:
+    parser = app.parser()
+    parser.set_defaults(steps=3, stack="unsloth")
+    options = parser.parse_args(["--steps", "5"])
+    assert (options.steps, options.stack) == (5, "unsloth")
+
+
+def test_a_missing_pin_fails_the_environment_layer_and_writes_the_receipt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVFORGE_IMAGE_DIGEST", "sha256:abc")
+    plan = plan_file(tmp_path, **{"no-such-package-here": "1.0", "pytest": "0.0.1"})
+    out = tmp_path / "receipts" / "r.json"
+    code = app.main(["--plan", str(plan), "--layers", "environment", "--json", str(out)])
+    assert code == 1
+    data = json.loads(out.read_text())
+    assert data["passed"] is False and data["schema"] == 1
+    assert data["first_failure"]["layer"] == "environment"
+    assert data["first_failure"]["check"] == "environment.pins"
+    assert "no-such-package-here==1.0 is not installed" in data["first_failure"]["text"]
+    assert f"pytest: 0.0.1 is pinned, {pytest.__version__} is installed" in data["first_failure"]["text"]
+    assert data["image_digest"] == "sha256:abc"
+    assert data["plan_hash"] == read_plan(plan)[1]
+    assert [path.name for path in out.parent.iterdir()] == ["r.json"]
+    assert "FAILED in the environment layer, environment.pins" in capsys.readouterr().out
+
+
+def test_the_plan_hash_is_the_resolvers(tmp_path: Path) -> None:
+    from envforge.resolver.plan import Plan, Target
+
+    target = Target(arch="x86_64", glibc=None, driver=None, driver_floor=None)
+    plan = Plan(python="3.11", variant="cpu", tier="cpu", pins={"torch": "2.13.0"}, requests=("torch",), target=target)
+    path = tmp_path / "plan.json"
+    path.write_text(plan.dumps())
+    assert read_plan(path)[1] == plan.hash()
+
+
+def test_later_layers_are_left_out_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(name: str, settings: Settings) -> Layer:
+        status = FAIL if name == "data" else PASS
+        return Layer(name, status, [Check(id=f"{name}.x", layer=name, status=status)])
+
+    monkeypatch.setattr(app, "run_layer", fake)
+    wanted = ["environment", "data", "chat"]
+    assert [layer.status for layer in app.run_layers(Settings(), wanted, False)] == ["pass", "fail", "skip"]
+    assert [layer.status for layer in app.run_layers(Settings(), wanted, True)] == ["pass", "fail", "pass"]
+    static = app.run_layers(Settings(grade="static"), wanted, False)
+    assert [layer.status for layer in static] == ["pass", "skip", "skip"]
+
+
+def test_a_receipt_holds_no_invalid_json(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    receipt.write_atomic(path, {"losses": [1.0, math.nan, math.inf], "a": {"b": (1, 2)}})
+    data = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert data == {"losses": [1.0, "nan", "inf"], "a": {"b": [1, 2]}}
+
+
+def test_a_receipt_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    class Unwritable:
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        receipt.write_atomic(tmp_path / "r.json", {"x": Unwritable()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_static_proof_says_that_the_gpu_proof_is_pending() -> None:
+    layers = [Layer("environment", PASS, [Check(id="environment.a", layer="environment")])]
+    made = receipt.make_receipt(Settings(grade="static"), layers, 0.0, 1.0)
+    assert made["passed"] and "pending" in made["pending"]
+    assert "pending" in report.render(made)
+    full = receipt.make_receipt(Settings(grade="full"), layers, 0.0, 1.0)
+    assert full["pending"] is None
+
+
+def test_the_report_shows_answers_and_the_loss_line() -> None:
+    layer = Layer("training", PASS, [Check(id="training.steps", layer="training", text="8 steps")])
+    layer.notes = {"losses": [3.0, 2.0, 1.0], "chat": {"answer": "Paris."}, "chat_merged": {"answer": "Paris!"}}
+    text = report.render(receipt.make_receipt(Settings(), [layer], 0.0, 1.0))
+    assert "loss    3.0000 █▅▁ 1.0000" in text
+    assert "base    Paris." in text and "merged  Paris!" in text
+    assert text.splitlines()[-1].startswith("passed (full, transformers on cpu")
+
+
+def test_spark_marks_what_is_not_a_number() -> None:
+    assert report.spark([1.0, math.nan, 2.0]) == "▁!█"
+    assert report.spark([math.nan]) == "!"
+    assert report.spark([1.0, 1.0]) == "▁▁"
+
+
+def test_known_answer_belongs_to_its_prompt(tmp_path: Path) -> None:
+    marker = {"name": "x", "source": "y", "expect": {"prompt": "What?", "contains": "That"}}
+    (tmp_path / "envforge-model.json").write_text(json.dumps(marker))
+    assert known_answer(tmp_path, "What?") == "That"
+    assert known_answer(tmp_path, "Who?") == ""
+    assert known_answer(tmp_path / "other", "What?") == ""
