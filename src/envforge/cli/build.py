@@ -15,15 +15,12 @@ import typer
 from envforge.cli import target as t
 
 if TYPE_CHECKING:
-    from envforge.image.engines import Engine
-    from envforge.image.values import BuildOptions, BuildResult, Event, InstallSource, Progress
+    from envforge.image.engines import Engine, ImageInfo
+    from envforge.image.values import BuildResult, Event, InstallSource, Progress
     from envforge.lock import Lock
     from envforge.matrix.model import Base
     from envforge.resolver.plan import Plan
     from envforge.spec import Spec
-
-
-SMALL = "small"
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +60,9 @@ def build(
     dialect: Annotated[str, typer.Option(help="buildkit, or plain for engines without it.")] = "buildkit",
     wheelhouse: Annotated[Path | None, typer.Option(help="Folder of wheels to take first.")] = None,
     ca: Annotated[Path | None, typer.Option(help="Certificate file (PEM) of the package index.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model for the proof: folder, hub id, or the word small.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model for the proof: folder, hub id, or the word small (the default).")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of the proof.")] = None,
     network: Annotated[str | None, typer.Option(help="Network of the build steps (docker's names).")] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Leave the proof out.")] = False,
@@ -104,8 +103,6 @@ def build(
             network=network,
             rebuild=rebuild,
         )
-        if model == SMALL and not no_verify:
-            options = _with_small_model(found, options, chosen, progress)
         result = build_plan(
             found.plan,
             found.lock,
@@ -122,30 +119,6 @@ def build(
         typer.echo(json.dumps(result.to_json() | {"proof": result.proof}, indent=1, ensure_ascii=False))
         return
     typer.echo(_report(result))
-
-
-def _with_small_model(found: Found, options: BuildOptions, engine: Engine, progress: Progress) -> BuildOptions:
-    """The small model as a folder, made once per user. A venv build makes it with its own transformers, so the
-    environment comes first and its proof after."""
-    import sys
-    from dataclasses import replace
-
-    from envforge.cli.model import make_small
-    from envforge.image.build import build_plan
-    from envforge.image.values import Event
-    from envforge.models import default_folder, is_complete
-
-    folder = default_folder()
-    if not is_complete(folder):
-        python = Path(sys.executable)
-        if engine.name == "venv" and options.output is not None:
-            bare = replace(options, verify=False, model=None)
-            build_plan(found.plan, found.lock, found.spec, bare, bases=found.bases, progress=progress, engine=engine)
-            python = options.output / "env" / "bin" / "python"
-            options = replace(options, rebuild=False)
-        progress(Event("stage", "making the small model"))
-        make_small(folder, python)
-    return replace(options, model=str(folder))
 
 
 def find_plan(
