@@ -6,6 +6,7 @@ Packages come from where the user's pip is told to look (index, find-links, cert
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,7 +24,6 @@ from envforge.lock.settings import uv_environment
 
 CHECK = Path(__file__).resolve().with_name("tiny_check.py")
 TORCH = "torch==2.13.0+cpu"
-KEEP_COMPILED = ("torch", "transformers", "sympy", "numpy", "scipy", "pandas", "datasets")
 
 
 @dataclass(frozen=True)
@@ -138,33 +138,28 @@ class Environment:
             return Checked(False, f"the check ended with {ran.code}: {last}")
 
     def _compiled(self, save: bool) -> None:
-        """Compiled modules of big packages, kept by version between environments: they cost more than the check."""
+        """Compiled modules, kept by distribution and version between environments: compiling costs more than the check.
+
+        A compiled module is only taken by Python while its source has the size and time it was made from, and uv links
+        the same files into every environment.
+        """
         site = next((self.folder / "env" / "lib").glob("python*/site-packages"))
-        store = Path(tempfile.gettempdir()) / f"cpu-env-compiled-{os.getuid()}"
-        for name in KEEP_COMPILED:
-            info = next(site.glob(f"{name}-*.dist-info"), None)
-            if info is None or not (site / name).is_dir():
-                continue
-            kept = store / f"{info.name}-{site.parent.name}"
-            if save and not kept.exists():
-                made = Path(tempfile.mkdtemp(dir=_folder(store)))
-                _link_compiled(site / name, made)
-                made.rename(kept)
-            elif not save and kept.exists():
-                _link_compiled(kept, site / name)
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
-
-
-def _link_compiled(source: Path, target: Path) -> None:
-    for file in source.rglob("__pycache__/*.pyc"):
-        place = target / file.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not place.exists():
-            os.link(file, place)
+        tag = f"cpython-{site.parent.name.removeprefix('python').replace('.', '')}"
+        store = Path(tempfile.gettempdir()) / f"cpu-env-compiled-{os.getuid()}" / tag
+        store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for record in site.glob("*.dist-info/RECORD"):
+            kept = store / record.parent.name
+            for line in record.read_text(encoding="utf-8").splitlines():
+                name = line.partition(",")[0]
+                if name.startswith(("..", "/", '"')) or not name.endswith(".py"):
+                    continue
+                path = Path(name).parent / "__pycache__" / f"{Path(name).stem}.{tag}.pyc"
+                source, target = (site / path, kept / path) if save else (kept / path, site / path)
+                if not source.exists() or target.exists():
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):  # another run was quicker
+                    os.link(source, target)
 
 
 def here(python: str = "3.11") -> str:

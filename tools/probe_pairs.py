@@ -22,7 +22,6 @@ Exit codes: 0; 1 when a record contradicts the rules (a hard rule refuses what w
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -249,7 +248,6 @@ def main(argv: list[str] | None = None) -> int:
     done = {record["probe"] for record in read()}
     wanted = [probe for probe in probes if options.again or options.line or probe.key not in done]
     if not options.judge:
-        os.nice(10)
         for probe in wanted[: options.limit]:
             record = run(probe)
             add(record)
