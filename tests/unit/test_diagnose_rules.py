@@ -173,3 +173,9 @@ def test_unwritable_cache_is_no_error(tmp_path: Path) -> None:
     load_rules.cache_clear()
     assert load_rules(DATA, cache=blocked / "below").rules
     load_rules.cache_clear()
+
+
+def test_documentation_lists_every_id(rules: Rules) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text()
+    for rule in rules.rules:
+        assert f"| {rule.id} | {rule.owner} | {'yes' if rule.retryable else 'no'} | {rule.title} |" in text, rule.id
