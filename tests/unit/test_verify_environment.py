@@ -1,0 +1,252 @@
+"""The environment layer judged on stand-ins for torch and for the machine: each check passes and fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envforge.verify.layers import environment, host
+from envforge.verify.record import FAIL, PASS, SKIP, WARN, Check, Recorder
+from envforge.verify.settings import Settings
+
+
+def torch_stub(
+    version: str = "2.10.0+cu130",
+    cuda: str | None = "13.0",
+    usable: bool = True,
+    archs: tuple[str, ...] = ("sm_80", "sm_90", "compute_90"),
+    capability: tuple[int, int] = (8, 0),
+) -> Any:
+    """What the checks ask of torch, without torch."""
+    return SimpleNamespace(
+        __version__=version,
+        version=SimpleNamespace(cuda=cuda),
+        _C=SimpleNamespace(_cuda_getArchFlags=lambda: " ".join(archs)),
+        cuda=SimpleNamespace(
+            is_available=lambda: usable,
+            device_count=lambda: 1,
+            get_device_name=lambda index: "a GPU",
+            get_arch_list=lambda: list(archs),
+            get_device_capability=lambda index=0: capability,
+            mem_get_info=lambda: (8 << 30, 16 << 30),
+        ),
+    )
+
+
+def plan(variant: str = "cu130", cuda: str | None = "13.0", **target: Any) -> dict[str, Any]:
+    """A plan as far as the layer reads one."""
+    return {"variant": variant, "cuda": cuda, "pins": {"torch": "2.10.0"}, "target": {"sm": ["8.0"], **target}}
+
+
+def one(run: Callable[[Recorder], None]) -> Check:
+    """The only check that `run` makes."""
+    recorder = Recorder("environment")
+    run(recorder)
+    assert len(recorder.checks) == 1
+    return recorder.checks[0]
+
+
+def test_cpu_build_in_place_of_the_plans_cuda_build_fails_and_shows_both() -> None:
+    settings = Settings(plan=plan())
+    check = one(lambda r: environment.build(settings, r, torch_stub("2.10.0+cpu", None)))
+    assert check.status == FAIL
+    assert "2.10.0+cu130" in check.text and "2.10.0+cpu" in check.text
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "variant", "plan_cuda", "status"),
+    [
+        ("2.10.0+cu130", "13.0", "cu130", "13.0", PASS),
+        ("2.10.0", "13.0", "cu130", "13.0", PASS),  # the default index's wheels may carry no label
+        ("2.10.0+cu128", "12.8", "cu130", "13.0", FAIL),
+        ("2.10.0+cu130", "12.8", "cu130", "13.0", FAIL),
+        ("2.10.0+cu126", "13.0", "cu130", "13.0", FAIL),
+        ("2.10.0+cpu", None, "cpu", None, PASS),
+        ("2.10.0+cu130", "13.0", "cpu", None, FAIL),
+    ],
+)
+def test_torch_build(version: str, cuda: str | None, variant: str, plan_cuda: str | None, status: str) -> None:
+    settings = Settings(plan=plan(variant, plan_cuda))
+    assert one(lambda r: environment.build(settings, r, torch_stub(version, cuda))).status == status
+
+
+@pytest.mark.parametrize(
+    ("grade", "device", "usable", "variant", "status"),
+    [
+        ("full", "cuda", True, "cu130", PASS),
+        ("full", "cpu", False, "cu130", FAIL),  # a full proof of a GPU plan never runs on the CPU
+        ("full", "cpu", True, "cu130", FAIL),  # not even when told to
+        ("static", "cpu", False, "cu130", SKIP),
+        ("full", "cpu", False, "cpu", PASS),
+        ("full", "cuda", False, "cu130", FAIL),
+    ],
+)
+def test_device(grade: str, device: str, usable: bool, variant: str, status: str) -> None:
+    settings = Settings(plan=plan(variant, None), grade=grade, device=device)
+    assert one(lambda r: environment.device(settings, r, torch_stub(usable=usable))).status == status
+
+
+def test_cuda_build_without_a_plan_wants_a_gpu() -> None:
+    check = one(lambda r: environment.device(Settings(), r, torch_stub(usable=False)))
+    assert check.status == FAIL and "torch sees no GPU" in check.text
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "covered"),
+    [
+        (["sm_80", "sm_90"], (8, 6), True),  # a cubin of the same major and an older minor
+        (["sm_86"], (8, 0), False),
+        (["sm_80"], (9, 0), False),
+        (["sm_80", "compute_80"], (9, 0), True),  # PTX is compiled on the spot
+        (["compute_90"], (8, 0), False),
+        (["sm_90a"], (9, 0), True),
+        (["sm_100a"], (10, 3), False),
+        (["sm_120"], (12, 0), True),
+        (["sm_75", "sm_80", "sm_86", "sm_90"], (7, 0), False),
+        ([], (8, 0), False),
+    ],
+)
+def test_covers(archs: list[str], capability: tuple[int, int], covered: bool) -> None:
+    assert environment.covers(archs, capability) is covered
+
+
+def test_sm_list_names_the_gpu_that_is_not_covered() -> None:
+    check = one(lambda r: environment.sm_list(r, torch_stub(archs=("sm_75", "sm_80"), capability=(12, 0))))
+    assert check.status == FAIL and "sm_120" in check.text
+    assert one(lambda r: environment.sm_list(r, torch_stub())).status == PASS
+
+
+def test_static_sm_list_is_asked_of_the_build() -> None:
+    blackwell = Settings(plan={**plan(), "target": {"sm": ["8.0", "12.0"]}}, grade="static")
+    check = one(lambda r: environment.static_sm_list(blackwell, r, torch_stub(archs=("sm_80", "sm_90"))))
+    assert check.status == FAIL and "12.0" in check.text
+    ampere = Settings(plan=plan(), grade="static")
+    assert one(lambda r: environment.static_sm_list(ampere, r, torch_stub())).status == PASS
+    assert one(lambda r: environment.static_sm_list(ampere, r, torch_stub(archs=()))).status == SKIP
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "floor", "status"),
+    [
+        ("525.60.13", "12.4", None, PASS),
+        ("525.53", "12.4", None, FAIL),
+        ("470.82.01", "11.8", None, PASS),
+        ("550.54.15", "12.4", "550.54.14", PASS),
+        ("535.104.05", "12.4", "550.54.14", FAIL),
+        ("9.0", "12.4", None, FAIL),  # numbers, not text
+        (None, "12.4", None, SKIP),
+    ],
+)
+def test_driver_floor(
+    driver: str | None, cuda: str, floor: str | None, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "driver_version", lambda: driver)
+    settings = Settings(plan=plan(driver_floor=floor) if floor else None)
+    assert one(lambda r: environment.driver(settings, r, torch_stub(cuda=cuda))).status == status
+
+
+def test_left_over_processes_are_told_with_pid_and_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"pid": 4242, "name": "python", "memory_mib": 18000, "user": "ana", "age_seconds": 7200}
+    monkeypatch.setattr(host, "gpu_processes", lambda: [row])
+    check = one(environment.left_over)
+    assert check.status == WARN
+    for part in ("4242", "ana", "120 min", "18000 MiB", "kill 4242"):
+        assert part in check.text
+    monkeypatch.setattr(host, "gpu_processes", list)
+    assert one(environment.left_over).status == PASS
+
+
+def test_nvidia_smi_rows_become_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"{os.getpid()}, python, 10\n1, /sbin/init, with comma, 512\n999999999, gone, [N/A]\n"
+    monkeypatch.setattr(host, "run_quietly", lambda command: text)
+    found = host.gpu_processes()
+    assert found is not None and [row["pid"] for row in found] == [1, 999999999]
+    assert found[0]["name"] == "/sbin/init,with comma" and found[0]["memory_mib"] == 512
+    assert found[0]["user"] is not None and found[0]["age_seconds"] >= 0
+    assert found[1]["user"] is None and found[1]["memory_mib"] is None
+
+
+@pytest.mark.parametrize(("mib", "status"), [(8, FAIL), (64, WARN), (2048, PASS), (None, SKIP)])
+def test_shared_memory(mib: int | None, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "size_mib", lambda folder: mib)
+    check = one(lambda r: environment.shared_memory(Settings(), r))
+    assert check.status == status
+    if status in (FAIL, WARN):
+        assert "--shm-size" in check.text
+
+
+def test_caches_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("HF_HOME", str(blocked / "hub"))  # below a file: refused for root as well
+    check = one(environment.caches)
+    assert check.status == FAIL and "HF_HOME" in check.text and "Traceback" not in check.text
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "new" / "hub"))
+    assert one(environment.caches).status == PASS
+    assert not (tmp_path / "new").exists()
+
+
+def test_lock_lines(tmp_path: Path) -> None:
+    lock = tmp_path / "requirements.txt"
+    lock.write_text(
+        "# comment\n--index-url x\nnumpy==1.26.4 \\\n    --hash=sha256:aa\nTorch_Thing[extra]==2.0+cu118 ; "
+        "python_version >= '3.0' \\\n    --hash=sha256:bb\ncolorama==0.4.6 ; sys_platform == 'win32'\n"
+    )
+    assert environment.locked(lock) == {"numpy": "1.26.4", "torch-thing": "2.0+cu118"}
+
+
+def test_pins_pass_and_the_local_part_does_not_matter(tmp_path: Path) -> None:
+    lock = tmp_path / "requirements.txt"
+    lock.write_text(f"pytest=={pytest.__version__}+local\n")
+    settings = Settings(lock=str(lock))
+    assert one(lambda r: environment.pins(settings, r)).status == PASS
+    assert one(lambda r: environment.pins(Settings(), r)).status == SKIP
+
+
+def test_another_python_than_the_plans_fails() -> None:
+    settings = Settings(plan={"variant": "cpu", "pins": {"pytest": pytest.__version__}, "python": "3.1"})
+    check = one(lambda r: environment.pins(settings, r))
+    assert check.status == FAIL and "Python 3.1" in check.text
+
+
+def test_triton_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "installed", lambda name: "3.0.0")
+    monkeypatch.setattr(environment.shutil, "which", lambda name: None)
+    check = one(lambda r: environment.compiler(Settings(plan=plan()), r))
+    assert check.status == FAIL and "a C compiler" in check.text
+    assert one(lambda r: environment.compiler(Settings(plan=plan("cpu")), r)).status == WARN
+    monkeypatch.setattr(environment, "installed", lambda name: None)
+    assert one(lambda r: environment.compiler(Settings(plan=plan()), r)).status == SKIP
+
+
+def test_memory_below_the_estimate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "model_mib", lambda settings: 20000)
+    check = one(lambda r: environment.memory(Settings(device="cuda"), r, torch_stub()))
+    assert check.status == FAIL and "8192 MiB are free" in check.text
+    monkeypatch.setattr(environment, "model_mib", lambda settings: 2000)
+    assert one(lambda r: environment.memory(Settings(device="cuda"), r, torch_stub())).status == PASS
+
+
+def test_a_foreign_environment_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda/lib64")
+    check = one(environment.python)
+    assert check.status == WARN
+    assert str(tmp_path) in check.text and "LD_LIBRARY_PATH" in check.text
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("Unsloth cannot find any torch accelerator? You need a GPU.", True),
+        ("0 active drivers ([]). There should only be one.", True),
+        ("operator torchvision::nms does not exist", False),
+    ],
+)
+def test_import_errors_for_lack_of_a_gpu(text: str, device: bool) -> None:
+    assert environment.needs_device(RuntimeError(text)) is device
