@@ -19,7 +19,7 @@ from envforge.errors import DataError
 from envforge.matrix.load import DATA, SCHEMA, File, collect
 from envforge.matrix.meaning import Parsed, Placed, Row, parse_file, place_rows
 from envforge.matrix.releases import RELEASES, Release, known_packages, load_releases
-from envforge.matrix.strictyaml import line_of, place_of
+from envforge.matrix.strictyaml import line_of, place_of, raise_faults
 
 _FAULT = re.compile(
     r"(?P<where>.+?):(?P<line>\d+): (?:(?P<row>(?:[a-z_]+ row \d+|field|policy)[^:]*): )?(?P<what>.*)", re.S
@@ -118,6 +118,18 @@ class Book:
 def number(text: str) -> tuple[int, ...]:
     """Dotted numbers as a tuple: drivers, CUDA versions, capabilities."""
     return tuple(int(part) for part in text.split("."))
+
+
+def read_book(folder: Path = DATA, releases: Path = RELEASES) -> Book:
+    """The rows of a folder and its releases, for a closer look.
+
+    Raises:
+        DataError: a file is malformed.
+    """
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    placed = place_rows([(f.where, f.layer, parse_file(f.where, f.raw, schema)) for f in collect(folder, ())])
+    raise_faults(placed.faults)
+    return Book(placed, lambda name: load_releases(name, releases), known_packages(releases))
 
 
 def check_matrix(
