@@ -127,10 +127,10 @@ class _Desk:
 class _Reader:
     """A fact pattern at work."""
 
-    __slots__ = ("compiled", "count", "weight")
+    __slots__ = ("count", "pattern", "weight")
 
     def __init__(self, reading: f.Reading) -> None:
-        self.compiled = _compiled(reading.re)
+        self.pattern = reading.re
         self.weight = reading.weight
         self.count = 0
 
@@ -195,7 +195,7 @@ def _line(line: Candidate, desks: list[_Desk], seen: Seen, facts: f.Facts, known
         if waiting.readings:
             for reader in waiting.readings:
                 reader.count += 1
-                for match in _some(reader.compiled.finditer(text), 4):
+                for match in _some(_compiled(reader.pattern).finditer(text), 4):
                     facts.take(match.groupdict(), reader.weight, text)
             waiting.readings = [reader for reader in waiting.readings if reader.count < f.MAX_HITS]
             changed = changed or not waiting.readings
