@@ -53,8 +53,9 @@ class Plan:
     local part. constraints: further PEP 508 lines for the closure, from rules on packages outside the matrix
     (`pyarrow<26`). as_of: ISO date of coherence or None. undated: packages that the closure must not cut off at that
     date (torch, its own needs, and every pin newer than the date). extras: `{"transformers": ("torch",)}`.
-    source_only: pins that have no wheel and are compiled, with what they need. left_out: packages that something declares
-    but that must not come in (torchvision beside a CPU torch where only its CUDA build is to be had: it fails at import).
+    source_only: pins that have no wheel and are compiled, with what they need. left_out: packages that something
+    declares but that must not come in (torchvision beside a CPU torch where only its CUDA build is to be had: it fails
+    at import).
     """
 
     python: str

@@ -14,6 +14,7 @@ from envforge.resolver.encoding import (
     Encoding,
     gpu_words,
     minor_of,
+    python_mask,
     variant_cuda,
 )
 from envforge.resolver.explain import statements
@@ -224,8 +225,13 @@ def warnings(
             out.append(Warning_("source-build", _build_text(enc, name, pins[name], _value(enc, values, VARIANT))))
     for name in enc.left_out:
         if name in enc.domains:
-            text = f"{name} is left out: no CPU build of it can be had from here, and its CUDA build fails beside this torch"
-            out.append(Warning_("companion-left-out", text))
+            text = f"{name} is left out: no CPU build of it can be had from here, and its CUDA build fails beside torch"
+            out.append(Warning_("companion-left-out", f"{text}'s CPU build"))
+    for request in enc.requests:
+        if request.marker and not python_mask(enc, request.marker) >> values.get(PYTHON, 0) & 1:
+            python = _value(enc, values, PYTHON)
+            text = f"{request.text} is left out: its marker does not hold on python {python} and {enc.arch}"
+            out.append(Warning_("marker-not-met", text))
     for request in enc.outside:
         out.append(
             Warning_("outside-matrix", f"{request.name} is not in the matrix: its own needs join only when locked")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +66,7 @@ def test_gpus_without_a_driver_are_a_contradiction() -> None:
 
 
 def test_a_host_file_from_another_tool_is_named() -> None:
-    with pytest.raises(UsageError, match="lshw.json is not a host file"):
+    with pytest.raises(UsageError, match=r"lshw\.json is not a host file"):
         parse_host({"id": "host", "class": "system"}, "lshw.json")
 
 
@@ -88,7 +90,5 @@ json_values = st.recursive(
     )
 )
 def test_any_host_file_is_a_host_or_a_usage_error(data: object) -> None:
-    try:
+    with contextlib.suppress(UsageError):
         parse_host(data, "host.json")
-    except UsageError:
-        pass

@@ -20,10 +20,15 @@ from envforge.resolver.request import parse_request
 from envforge.resolver.resolve import Answer, Wish, _core, _fact_key, ranks, resolve
 from envforge.resolver.solve import Problem, Solution, leaves, solve
 
-XTUNER_STORY = (
-    "torch==2.1.2 torchvision==0.16.2 torchaudio==2.1.2 transformers==4.36.2 bitsandbytes==0.41.2.post2 "
-    "deepspeed==0.12.3 xtuner"
-).split()
+XTUNER_STORY = [
+    "torch==2.1.2",
+    "torchvision==0.16.2",
+    "torchaudio==2.1.2",
+    "transformers==4.36.2",
+    "bitsandbytes==0.41.2.post2",
+    "deepspeed==0.12.3",
+    "xtuner",
+]
 
 
 @cache
