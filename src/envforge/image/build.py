@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envforge.errors import EngineError, ModelError, OutsideError, ProofFailedError, UsageError
+from envforge.errors import DiskFullError, EngineError, ModelError, OutsideError, ProofFailedError, UsageError
 from envforge.image import quote
 from envforge.image.address import content_address, image_tag
 from envforge.image.context import make_context, write_context
@@ -92,6 +92,7 @@ def build_plan(
         log = options.log or state / f"build-{_stamp()}.log"
         reused = found is not None
         if found is None:
+            _check_space(lock, engine, progress)
             context = make_context(
                 plan,
                 lock,
@@ -235,6 +236,27 @@ def _compile_stage(plan: Plan, bases: tuple[Base, ...]) -> Compile | None:
     )
 
 
+def _check_space(lock: LockLike, engine: Engine, progress: Progress) -> None:
+    """Say what will be downloaded and written, and refuse what cannot fit.
+
+    Wheels of this kind unpack to 2 to 3.5 times their size (torch's CPU wheel 3.5, its CUDA libraries under 2), and the
+    downloads stay in the build cache beside them. Refused is only what does not fit by the lower figure.
+    """
+    size = int(getattr(lock, "size", 0) or 0)
+    if not size:
+        return
+    least, likely = int(size * 2.5), size * 4
+    progress(Event("stage", f"about {size / 1e6:,.0f} MB to download, up to {likely / 1e6:,.0f} MB of disk"))
+    free = engine.free_space()
+    if free is not None and free < least:
+        raise DiskFullError(
+            f"the build needs at least {least / 1e9:.1f} GB of disk, and {free / 1e9:.1f} GB are free where the "
+            f"{engine.name} engine keeps its files",
+            "free some space (docker builder prune, docker image prune), or build elsewhere",
+            id="disk-too-small",
+        )
+
+
 def _memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
@@ -305,12 +327,13 @@ def _prove(
     gpus = plan.variant != "cpu" and engine.gpus()
     grade: Grade = "full" if plan.variant == "cpu" or gpus else "static"
     kept = state / f"receipt-{grade}.json"
+    asked = {"digest": image.id, "address": result.address, "model": options.model, "steps": options.steps}
     known = _read_receipt(kept)
-    if known is not None and known.get("image", {}).get("digest") == image.id and not options.rebuild:
+    if known is not None and known.get("image") == asked and not options.rebuild:
         return replace(result, receipt=kept, grade=grade, proof=known, pending=_pending(grade))
     model = options.model if grade == "full" else None
     if model is None and grade == "full":
-        model = SMALL if spec.model is None or spec.model.small else spec.model.id
+        model = SMALL if spec.model is None or spec.model.small else spec.model.id.removeprefix("hf:")
     if model == SMALL and make_model is not None:
         progress(Event("stage", "getting the small model"))
         model = str(make_model(engine, image, result.reference))
@@ -342,7 +365,7 @@ def _prove(
         )
     receipt = _parse_receipt(outcome.fetched)
     if receipt is not None:
-        receipt = {**receipt, "image": {"reference": result.reference, "digest": image.id, "address": result.address}}
+        receipt = {**receipt, "image": asked}
         failed = state / f"receipt-{grade}-failed.json"
         _write_receipt(kept if outcome.code == 0 else failed, receipt)
         if outcome.code == 0 and options.output is not None and engine.name == "venv":

@@ -97,6 +97,10 @@ class Engine(Protocol):
         """Run a command inside, wait for it, take everything away again."""
         ...
 
+    def free_space(self) -> int | None:
+        """Bytes free where what is built will be kept, None where that cannot be known."""
+        ...
+
     def gpus(self) -> bool:
         """Can what this engine runs get at a GPU of this machine?"""
         ...

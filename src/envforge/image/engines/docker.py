@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import tarfile
 import tempfile
 from collections import deque
@@ -19,7 +20,7 @@ from envforge.errors import EngineError, EnvforgeError, OutsideError
 from envforge.image.context import write_context
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
 from envforge.image.engines.dockercli import find_client
-from envforge.image.engines.process import stream
+from envforge.image.engines.process import stream, terminated_as_exit
 from envforge.image.failures import explain
 from envforge.image.values import BaseInfo, BuildContext, Event, Progress, silent
 
@@ -259,7 +260,7 @@ class DockerEngine:
         gpus: bool = False,
         progress: Progress = silent,
     ) -> RunResult:
-        with _told():
+        with _told(), terminated_as_exit():
             return self._run_container(
                 reference, argv, mounts=mounts, network=network, user=user, env=env, fetch=fetch, gpus=gpus,
                 progress=progress,
@@ -304,6 +305,14 @@ class DockerEngine:
         finally:
             with contextlib.suppress(Exception):
                 container.remove(force=True, v=True)
+
+    def free_space(self) -> int | None:
+        """Bytes free where the engine keeps its layers; None for an engine on another machine."""
+        if not str(self.client.api.base_url).startswith("http+docker://"):
+            return None
+        with _told():
+            root = self.client.info().get("DockerRootDir")
+        return shutil.disk_usage(root).free if root and Path(root).is_dir() else None
 
     def gpus(self) -> bool:
         """Can containers of this engine get at GPUs?"""

@@ -45,7 +45,7 @@ def stream(
     tail: deque[str] = deque(maxlen=_TAIL)
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(log.open("a", encoding="utf-8")) if log else None
-        stack.enter_context(_terminated_as_exit())
+        stack.enter_context(terminated_as_exit())
         child = subprocess.Popen(
             list(argv),
             env=dict(env),
@@ -91,8 +91,8 @@ def _stop(child: subprocess.Popen[str]) -> None:
 
 
 @contextlib.contextmanager
-def _terminated_as_exit() -> Iterator[None]:
-    """SIGTERM unwinds like an exit while the program runs, so that it is taken along."""
+def terminated_as_exit() -> Iterator[None]:
+    """SIGTERM unwinds like an exit inside the block, so that what was started is taken along."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -231,6 +231,13 @@ class VenvEngine:
             fetched = Path(fetch).read_bytes()
         return RunResult(done.code, "\n".join(lines), fetched, tuple(argv))
 
+    def free_space(self) -> int | None:
+        """Bytes free where the environment will stand."""
+        place = self.folder
+        while not place.exists():
+            place = place.parent
+        return shutil.disk_usage(place).free
+
     def gpus(self) -> bool:
         return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
 
