@@ -284,7 +284,10 @@ def test_bases_come_from_the_matrix_and_follow_the_plan() -> None:
     assert choose_base(GPU, GPU_LOCK, bases).kind == "slim", "torch's wheels bring CUDA: no CUDA image"
     deepspeed = replace(GPU, python="3.10", pins={**GPU.pins, "deepspeed": "0.16.4"})
     toolkit = choose_base(deepspeed, GPU_LOCK, bases)
-    assert (toolkit.kind, (toolkit.cuda or "").split(".")[0]) == ("cuda-devel", "12")
+    assert (toolkit.kind, (toolkit.cuda or "")[:4]) == ("cuda-devel", "12.6")
+    # Nothing newer than torch's own CUDA is taken while an older one of the major is there.
+    old = replace(deepspeed, cuda="12.3")
+    assert (choose_base(old, GPU_LOCK, bases).cuda or "")[:4] <= "12.3"
     with pytest.raises(UsageError):
         choose_base(replace(CPU, python="3.7"), CPU_LOCK, bases)
 
@@ -296,7 +299,7 @@ def test_deepspeed_brings_nvcc_of_torchs_cuda_and_its_home() -> None:
     info = BaseInfo(base.ref, install_python=True)
     labels = render.labels(plan, GPU_LOCK, Spec(name="x"), info, "0" * 64, None)
     text = render.render_dockerfile(plan, GPU_LOCK, Spec(name="x"), info, labels)
-    assert 'CUDA_HOME="/usr/local/cuda"' in text
+    assert 'CUDA_HOME="/usr/local/cuda" NVIDIA_REQUIRE_CUDA="cuda>=12.0"' in text
     assert '"--python", "3.10"' in text
     assert "CUDA_HOME" not in rendered("gpu")
 

@@ -173,10 +173,13 @@ def choose_base(plan: Plan, lock: LockLike, bases: tuple[Base, ...]) -> Base:
         UsageError: the matrix has no base with the plan's Python.
     """
     toolkit = needs_toolkit(plan)
-    for base in bases:
-        fits = plan.python in base.pythons and plan.target.arch in base.arch
-        if fits and (_devel_fits(base, plan) if toolkit else base.kind == "slim"):
-            return base
+    if toolkit:
+        found = devel_base(plan, bases)
+    else:
+        fits = (base for base in bases if plan.python in base.pythons and plan.target.arch in base.arch)
+        found = next((base for base in fits if base.kind == "slim"), None)
+    if found is not None:
+        return found
     what = f"a CUDA {plan.cuda} toolkit and Python {plan.python}" if toolkit else f"Python {plan.python}"
     known = sorted(
         {python for base in bases if base.kind == ("cuda-devel" if toolkit else "slim") for python in base.pythons}
@@ -188,12 +191,28 @@ def choose_base(plan: Plan, lock: LockLike, bases: tuple[Base, ...]) -> Base:
     )
 
 
-def _devel_fits(base: Base, plan: Plan) -> bool:
-    return (
-        base.kind == "cuda-devel"
-        and base.cuda is not None
-        and base.cuda.split(".")[0] == (plan.cuda or "").split(".")[0]
-    )
+def devel_base(plan: Plan, bases: tuple[Base, ...]) -> Base | None:
+    """The CUDA toolkit image for a plan: torch's own CUDA minor, else the nearest older one of that major, else any.
+
+    Any minor of the major compiles what torch's major runs; an older one asks less of the driver.
+    """
+    wanted = _numbers(plan.cuda or "")
+    fits = [
+        base
+        for base in bases
+        if base.kind == "cuda-devel"
+        and plan.python in base.pythons
+        and plan.target.arch in base.arch
+        and _numbers(base.cuda or "")[:1] == wanted[:1]
+    ]
+    older = [base for base in fits if _numbers(base.cuda or "")[:2] <= wanted[:2]]
+    if older:
+        return max(older, key=lambda base: _numbers(base.cuda or ""))
+    return min(fits, key=lambda base: _numbers(base.cuda or ""), default=None)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
 def pinned(base: Base | None) -> str:
@@ -225,9 +244,9 @@ def _base(
 def _compile_stage(plan: Plan, bases: tuple[Base, ...]) -> Compile | None:
     if not plan.source_only:
         return None
-    for base in bases:
-        if _devel_fits(base, plan) and plan.python in base.pythons:
-            return compile_stage(plan, pinned(base), _memory_gib())
+    base = devel_base(plan, bases)
+    if base is not None:
+        return compile_stage(plan, pinned(base), _memory_gib())
     raise UsageError(
         f"{', '.join(plan.source_only)} must be compiled, and no base with a CUDA {plan.cuda} toolkit and Python "
         f"{plan.python} is known",

@@ -93,6 +93,18 @@ def needs_toolkit(plan: Plan) -> bool:
     return plan.cuda is not None and "deepspeed" in plan.pins
 
 
+def toolkit_env(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """What an image on a CUDA base needs besides: where nvcc is, and a driver requirement that torch's CUDA really has.
+
+    CUDA images ask for the driver of their own minor, and containers of theirs do not start below it; what runs here
+    is torch, whose family needs its major only.
+    """
+    if not needs_toolkit(plan):
+        return ()
+    major = (plan.cuda or "").split(".")[0]
+    return (("CUDA_HOME", "/usr/local/cuda"), ("NVIDIA_REQUIRE_CUDA", f"cuda>={major}.0"))
+
+
 def system_packages(plan: Plan, lock: LockLike) -> tuple[str, ...]:
     """Debian packages that the plan itself needs, sorted; those of the spec come later and apart."""
     wanted: set[str] = set()
@@ -201,7 +213,7 @@ def render_dockerfile(
         "variant": plan.variant,
         "buildkit": dialect == "buildkit",
         "base": quote.reference(base.ref),
-        "sealed": (*SEALED, ("CUDA_HOME", "/usr/local/cuda")) if needs_toolkit(plan) else SEALED,
+        "sealed": (*SEALED, *toolkit_env(plan)),
         "system": [*flags, *system],
         "user_system": [quote.debian_package(name) for name in spec.system_packages],
         "compile": compile_stage,

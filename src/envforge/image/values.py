@@ -59,7 +59,7 @@ class InstallSource:
     credentials. arguments, environment: the same settings as uv takes them on this machine, for the venv engine.
     """
 
-    uv_config: str
+    uv_config: str = field(repr=False)
     ca: Path | None = None
     wheelhouses: tuple[Path, ...] = ()
     secret: bool = False
