@@ -16,11 +16,14 @@ from envforge.matrix.check import Book, number
 from envforge.matrix.check_hardware import _rank as release_rank
 from envforge.matrix.check_rules import boxes, values
 from envforge.matrix.check_torch import matching
-from envforge.matrix.meaning import VIRTUAL, Row
+from envforge.matrix.meaning import IDENTITY, VIRTUAL, Row
 
 ANSWERS = Path(__file__).parent / "evidence" / "answers.yaml"
 ANSWERS_SCHEMA = Path(__file__).parent / "schema" / "answers.json"
 WHERE = "matrix/evidence/answers.yaml"
+SOURCES = Path(__file__).parent / "evidence" / "sources.json"
+SOURCES_WHERE = "matrix/evidence/sources.json"
+RECORD = "record it after reading it once more: python -m envforge.matrix.edges --write"
 DO = f"one of the two is wrong: correct the row, or the answer in {WHERE} with the reason"
 
 
@@ -253,6 +256,56 @@ def _refuses(book: Book, row: Row, text: str) -> bool:
     return False
 
 
+def sources_of(book: Book) -> dict[str, list[str]]:
+    """Source and confidence -> the shipped rows that rest on it."""
+    found: dict[str, list[str]] = {}
+    for section, rows in book.rows.items():
+        for row in rows:
+            text, confidence = row.data["source"]
+            found.setdefault(f"{text} ({confidence})", []).append(f"{section} {_key(section, row)}")
+    return {source: sorted(rows) for source, rows in sorted(found.items())}
+
+
+def _key(section: str, row: Row) -> str:
+    return " ".join(str(row.data.get(field, "")) for field in IDENTITY[section])
+
+
+@lru_cache(maxsize=1)
+def _recorded() -> dict[str, str]:
+    """Row -> the source that it is recorded to rest on."""
+    import json
+
+    try:
+        data = json.loads(SOURCES.read_text(encoding="utf-8"))
+        return {row: source for source, rows in data.items() for row in rows}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise DataError(f"{SOURCES.name}: damaged ({error})", RECORD) from error
+
+
+def attributed(book: Book) -> None:
+    """No row changes what it rests on unseen: its source and confidence are recorded beside the evidence."""
+    if any(row.data.get("layer") for table in book.rows.values() for row in table):
+        return
+    try:
+        recorded = _recorded()
+    except DataError as error:
+        book.tell_file("source", SOURCES_WHERE, error.cause, error.hint)
+        return
+    seen = set()
+    for section, rows in book.rows.items():
+        for row in rows:
+            name = f"{section} {_key(section, row)}"
+            seen.add(name)
+            text, confidence = row.data["source"]
+            if name not in recorded:
+                book.tell("source", row, f"{name} is a new row", RECORD, "source")
+            elif recorded[name] != f"{text} ({confidence})":
+                book.tell("source", row, f"recorded to rest on: {recorded[name]}", f"correct it, or {RECORD}", "source")
+    for name in recorded:
+        if name not in seen:
+            book.tell_file("source", SOURCES_WHERE, f"{name} is recorded, but there is no such row", RECORD)
+
+
 def _is_derived(row: Row) -> bool:
     return row.where.endswith("import-rules.yaml") and not row.data.get("layer")
 
@@ -314,4 +367,4 @@ def _measured() -> tuple[tuple[Any, ...], dict[str, dict[str, Any]]]:
     return matrices, {rule["id"]: {**rule, "source": sources[rule["source"]]} for rule in data["rules"]}
 
 
-CHECKS = (known_answers, derived)
+CHECKS = (known_answers, derived, attributed)

@@ -2,15 +2,18 @@
 
 `python -m envforge.matrix.edges` prints the entries of rules that no known answer asks for; `--write` appends them.
 Read them before: each line is a claim about releases, and one that is not true there is not true in the rule either.
+`--write` also records what every row rests on (sources.json), so that a later change of a source is seen.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
+from envforge.files import write_atomic
 from envforge.matrix.check import Book, read_book
-from envforge.matrix.check_answers import ANSWERS, load_answers
+from envforge.matrix.check_answers import ANSWERS, SOURCES, load_answers, sources_of
 from envforge.matrix.check_rules import allowed, clauses, values
 from envforge.matrix.check_torch import final
 from envforge.matrix.meaning import VIRTUAL, Row
@@ -88,7 +91,8 @@ if __name__ == "__main__":
     import sys
 
     found = "".join(missing())
-    if "--write" in sys.argv[1:] and found:
-        ANSWERS.write_text(ANSWERS.read_text(encoding="utf-8") + found, encoding="utf-8")
-    else:
-        sys.stdout.write(found)
+    sys.stdout.write(found)
+    if "--write" in sys.argv[1:]:
+        write_atomic(ANSWERS, ANSWERS.read_text(encoding="utf-8") + found)
+        text = json.dumps(sources_of(read_book()), indent=1, ensure_ascii=False) + "\n"
+        write_atomic(SOURCES, text)

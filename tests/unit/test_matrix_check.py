@@ -62,6 +62,7 @@ SLIPS = [
     ("transformers-floors.yaml", "warning: transformers-table", "warning: tranformers-table", "answers", "warning is known"),
     ("import-rules.yaml", 'needs: {transformers: ">=4.47"}', 'needs: {transformers: ">=4.46"}', "derived", "measured pairs"),
     ("bases.yaml", 'os: debian12, glibc: "2.36", pythons: "3.10"', 'os: debian12, glibc: "2.35", pythons: "3.10"', "base", "glibc 2.36"),
+    ("driver-cuda.yaml", 'driver: "545.23.08", branch: 545, source: release-notes', 'driver: "545.23.08", branch: 545, source: forward-guide', "source", "recorded to rest on"),
     ("policy.yaml", 'as_of: "2026-11-30"', 'as_of: "2026-10-30"', "policy", "has a release of"),
 ]  # fmt: skip
 
