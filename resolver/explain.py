@@ -189,14 +189,15 @@ def _sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, in
 
 def _request_sentence(enc: Encoding, fact: Fact) -> str:
     request: Request = fact.data
+    text = fact.text if len(fact.text) <= 120 else fact.text[:117] + "..."
     domain = enc.domains[request.name]
     if not domain.mask(request.specifier, prereleases=bool(request.pinned)):
         newest = domain.values[-1]
-        return f"you ask for {fact.text}, but no such release is known (the newest {request.name} is {newest})"
+        return f"you ask for {text}, but no such release is known (the newest {request.name} is {newest})"
     if request.local and request.local not in enc.domains[VARIANT].values:
         known = ", ".join(reversed(enc.domains[VARIANT].values))
-        return f"you ask for {fact.text}, but no build is called {request.local} (there are {known})"
-    return f"you ask for {fact.text}"
+        return f"you ask for {text}, but no build is called {request.local} (there are {known})"
+    return f"you ask for {text}"
 
 
 def _dependency_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:

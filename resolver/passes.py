@@ -37,6 +37,11 @@ class Wish:
     options: Options = field(default_factory=Options)
     as_of: str | None = None
 
+    def __post_init__(self) -> None:
+        # The order in which things are asked for means nothing: the same bytes come out for any.
+        ordered = tuple(sorted(self.requests, key=lambda r: (r.name, r.text, r.origin)))
+        object.__setattr__(self, "requests", ordered)
+
 
 @dataclass(frozen=True)
 class Relaxed:

@@ -38,7 +38,7 @@ def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake
     lines: list[Request] = []
     for word in words:
         folder = Path(word)
-        if _looks_like_folder(word) and folder.is_dir():
+        if _looks_like_folder(word):
             if not (folder / SPEC_FILE).is_file():
                 raise UsageError(f"{word} is a folder without an {SPEC_FILE}", f"make one: envforge init {word}")
             if project is not None:
@@ -65,12 +65,16 @@ def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake
 
 def project_of(words: list[str]) -> Path | None:
     """The project folder among the words, before they are read in full."""
-    return next((Path(word) for word in words if _looks_like_folder(word) and Path(word).is_dir()), None)
+    return next((Path(word) for word in words if _looks_like_folder(word)), None)
 
 
 def _looks_like_folder(word: str) -> bool:
     """A folder that happens to be called like a package is taken for one only when it holds a spec."""
-    return "/" in word or word in (".", "..") or (Path(word) / SPEC_FILE).is_file()
+    try:
+        named = "/" in word or word in (".", "..") or (Path(word) / SPEC_FILE).is_file()
+        return named and Path(word).is_dir()
+    except (OSError, ValueError):  # too long for a path, or with a null byte: then it is no folder
+        return False
 
 
 def read_requirements(path: Path, _seen: frozenset[Path] = frozenset()) -> tuple[list[Request], list[Request]]:
