@@ -393,6 +393,7 @@ def full_length(
             check.figure(peak_mib=round(torch.cuda.max_memory_allocated() / 2**20, 1))
         model.zero_grad(set_to_none=True)
         check.figure(tokens=int(batch["input_ids"].numel()), pass_seconds=round(time.monotonic() - start, 2))
-        if not math.isfinite(float(loss)):
-            raise Fail(f"the loss of a batch at the cap is {float(loss)}")
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise Fail(f"the loss of a batch at the cap is {value}")
         check.say(f"a batch of {settings.batch_size} x {batch['input_ids'].shape[1]} tokens goes through")

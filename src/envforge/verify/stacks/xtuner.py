@@ -20,7 +20,7 @@ from typing import Any
 from envforge.verify.layers.paths import ADAPTER
 from envforge.verify.policy import TrainingPolicy
 from envforge.verify.record import Fail, Recorder, Skip
-from envforge.verify.stacks.hf import HfStack, linear_names
+from envforge.verify.stacks.hf import HfStack, dtype_argument, linear_names
 from envforge.verify.texts import SAMPLES
 
 LIMIT = 1800.0  # seconds for one of XTuner's own commands
@@ -38,21 +38,28 @@ class XtunerStack(HfStack):
 
     def training_model(self, policy: TrainingPolicy) -> Any:
         """The language model as XTuner's `SupervisedFinetune` prepares it, adapters included."""
+        from mmengine.config import ConfigDict
         from peft import LoraConfig
+        from transformers import AutoModelForCausalLM
         from xtuner.model import SupervisedFinetune
 
-        base = self.model()
-        names = linear_names(base)
+        # Only the configuration form works: given a model, 0.2.0 looks for a variable that it did not set.
+        llm = ConfigDict(
+            type=AutoModelForCausalLM.from_pretrained,
+            pretrained_model_name_or_path=self.settings.model,
+            **dtype_argument(self.precision().dtype),
+            **self.remote(),
+        )
         lora = {
             "type": LoraConfig,
             "r": policy.lora_r,
             "lora_alpha": policy.lora_alpha,
             "lora_dropout": policy.lora_dropout,
-            "target_modules": names,
+            "target_modules": linear_names_of(self),
             "bias": "none",
             "task_type": "CAUSAL_LM",
         }
-        built = SupervisedFinetune(llm=base, lora=lora, use_activation_checkpointing=policy.gradient_checkpointing)
+        built = SupervisedFinetune(llm=llm, lora=lora, use_activation_checkpointing=policy.gradient_checkpointing)
         return built.llm.to(self.settings.device).train()
 
     def extra_training(self, recorder: Recorder, model: Any, tokenizer: Any) -> None:
