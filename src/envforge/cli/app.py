@@ -16,7 +16,19 @@ app = typer.Typer(
 )
 
 # A module in this list has `register(app)`; one that does not exist yet is a fault, not an option.
-COMMANDS = ("detect", "resolve", "matrix", "check", "render", "build", "project", "diagnose", "model", "config")
+COMMANDS = (
+    "detect",
+    "resolve",
+    "matrix",
+    "check",
+    "render",
+    "build",
+    "project",
+    "diagnose",
+    "model",
+    "config",
+    "verify",
+)
 
 
 @app.callback()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envforge.verify.models import ModelMissingError, find_model, known_answer, marker
-from envforge.verify.receipt import make_receipt, verdict, write_atomic
+from envforge.verify.receipt import dumps, make_receipt, verdict, write_atomic
 from envforge.verify.record import FAIL, LAYERS, progress
 from envforge.verify.report import render
 from envforge.verify.settings import LIMITS, PROMPT, Settings, read_plan
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     add("--limit", action="append", default=[], metavar="LAYER=SECONDS", help="time limit of a layer")
     add("--memory-limit", type=positive, metavar="MIB", help="memory limit of a layer's processes")
     add("--settings", type=Path, help="JSON with defaults for these options (names with _ for -)")
-    add("--json", type=Path, dest="json_file", metavar="FILE", help="write the receipt here")
+    add("--json", dest="json_file", metavar="FILE", help="write the receipt here; - is stdout, without the report")
     add("--logs", type=Path, help="keep the logs of the stages in this folder")
     add("--quiet", action="store_true", help="no report on stdout")
     return make
@@ -141,9 +141,11 @@ def run(options: argparse.Namespace, scratch: Path) -> int:
             settings.expect = known_answer(folder, settings.prompt)
     layers = run_layers(settings, wanted, options.keep_going)
     receipt = make_receipt(settings, layers, started, time.monotonic() - clock)
-    if options.json_file:
-        write_atomic(options.json_file, receipt)
-    if not options.quiet:
+    if options.json_file == "-":
+        print(dumps(receipt), flush=True)
+    elif options.json_file:
+        write_atomic(Path(options.json_file), receipt)
+    if not options.quiet and options.json_file != "-":
         print(render(receipt), flush=True)
     return 0 if verdict(layers).passed else EXIT_FAILED
 

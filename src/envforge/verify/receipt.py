@@ -110,6 +110,11 @@ def plain(value: Any) -> Any:
     return value
 
 
+def dumps(receipt: dict[str, Any]) -> str:
+    """The receipt as text: sorted keys, one space of indent."""
+    return json.dumps(plain(receipt), indent=1, sort_keys=True, ensure_ascii=False, default=str)
+
+
 def write_atomic(path: Path, receipt: dict[str, Any]) -> None:
     """Write JSON next to its place, then move it there."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,8 +122,7 @@ def write_atomic(path: Path, receipt: dict[str, Any]) -> None:
     scratch = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(plain(receipt), file, indent=1, sort_keys=True, ensure_ascii=False, default=str)
-            file.write("\n")
+            file.write(dumps(receipt) + "\n")
         umask = os.umask(0)
         os.umask(umask)
         scratch.chmod(0o666 & ~umask)

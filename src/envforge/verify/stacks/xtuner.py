@@ -1,9 +1,13 @@
 """XTuner: its own way to build the model for training, its training entry, and its converters.
 
-What runs where (seen with 0.2.0, torch 2.13 without CUDA, transformers 4.48.0): `SupervisedFinetune` builds and trains
-on the CPU in float32, `xtuner train` runs there with mmengine's plain OptimWrapper, and `pth_to_hf` and `merge` convert
-there. `xtuner.dataset` imports torchvision at once, so without a torchvision that fits torch the training entry cannot
-start; everything else here goes without. 4-bit loading with the bitsandbytes that 0.2.0 pins (0.45.0) needs CUDA.
+What runs where without a GPU (seen with 0.2.0, torch 2.13, transformers 4.48.0):
+- chat: done, through transformers.
+- 4-bit: not possible, the bitsandbytes that 0.2.0 pins (0.45.0) quantises on CUDA only.
+- `SupervisedFinetune`: asks `torch.cpu.is_bf16_supported()`, which torch does not have. The proof answers "no" in its
+  own process, and then the model that XTuner builds trains in float32.
+- `xtuner train`: not possible, for the same question; and `xtuner.dataset` imports torchvision at once, so it also
+  wants a torchvision that was built for this torch.
+- `xtuner convert merge`: done; it writes float16.
 """
 
 from __future__ import annotations
@@ -36,8 +40,28 @@ class XtunerStack(HfStack):
         """Import xtuner first: it sets up mmengine's registries."""
         importlib.import_module("xtuner")
 
+    def self_check(self, recorder: Recorder) -> None:
+        """Whether XTuner's own commands can run on this device."""
+        with recorder.check("xtuner-commands") as check:
+            obstacle = self.obstacle()
+            check.figure(obstacle=obstacle)
+            check.say("xtuner train can run here")
+            if obstacle:
+                check.text = ""
+                check.warn(f"xtuner train is not possible here: {obstacle}")
+
+    def obstacle(self) -> str:
+        """Why `xtuner train` cannot run here; "" when it can."""
+        import torch
+
+        asked = getattr(torch.cpu, "is_bf16_supported", None)
+        if self.settings.device == "cpu" and asked in (None, _no):
+            return "XTuner asks torch.cpu.is_bf16_supported(), which this torch does not have"
+        return dataset_obstacle()
+
     def training_model(self, policy: TrainingPolicy) -> Any:
         """The language model as XTuner's `SupervisedFinetune` prepares it, adapters included."""
+        import torch
         from mmengine.config import ConfigDict
         from peft import LoraConfig
         from transformers import AutoModelForCausalLM
@@ -59,6 +83,8 @@ class XtunerStack(HfStack):
             "bias": "none",
             "task_type": "CAUSAL_LM",
         }
+        if self.settings.device == "cpu" and not hasattr(torch.cpu, "is_bf16_supported"):
+            torch.cpu.is_bf16_supported = _no  # see above; in this process only
         built = SupervisedFinetune(llm=llm, lora=lora, use_activation_checkpointing=policy.gradient_checkpointing)
         return built.llm.to(self.settings.device).train()
 
@@ -68,7 +94,7 @@ class XtunerStack(HfStack):
         work.mkdir(exist_ok=True)
         config = work / "proof_config.py"
         with recorder.check("xtuner-train") as check:
-            obstacle = dataset_obstacle()
+            obstacle = self.obstacle()
             if obstacle:
                 raise Skip(f"not possible here: {obstacle}")
             config.write_text(self.configuration(work), encoding="utf-8")
@@ -124,6 +150,10 @@ class XtunerStack(HfStack):
         tool = "xtuner.tools.model_converters.merge"
         run_tool([tool, self.settings.model, str(adapter), str(folder), "--device", device, "--safe-serialization"])
         return "xtuner convert merge"
+
+
+def _no() -> bool:
+    return False
 
 
 def linear_names_of(stack: HfStack) -> list[str]:
