@@ -82,13 +82,24 @@ def build(
         raise UsageError(f"no dialect is named {dialect!r}", "known: buildkit, plain")
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
     with stage_printer(sys.stderr) as progress:
+        # Asked first: whoever has no engine should not wait for the lock to hear it.
+        chosen = choose_engine(engine, output)
+        around = surroundings(chosen, base, targets, spec_pythons(request or [], requirement or [], spec))
         found = find_plan(
-            request or [], requirement or [], spec, targets, wheelhouse=wheelhouse, ca=ca, progress=progress
+            request or [],
+            requirement or [],
+            spec,
+            targets,
+            wheelhouse=wheelhouse,
+            ca=ca,
+            progress=progress,
+            around=around,
         )
         place = output or found.project
-        chosen = choose_engine(engine, place)
-        if chosen.name == "venv" and place is None:
-            raise UsageError("the venv engine needs a folder to build in", "name one: --output DIR")
+        if chosen.name == "venv":
+            if place is None:
+                raise UsageError("the venv engine needs a folder to build in", "name one: --output DIR")
+            chosen = choose_engine("venv", place)
         options = BuildOptions(
             source=found.source,
             engine=engine,
@@ -121,6 +132,50 @@ def build(
     typer.echo(_report(result))
 
 
+@dataclass(frozen=True)
+class Around:
+    """What the place of the environment narrows: its glibc (a container brings its own) and its interpreters."""
+
+    glibc: str | None = None
+    pythons: tuple[str, ...] | None = None
+
+
+def spec_pythons(words: list[str], files: list[Path], spec: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The versions that the spec allows, for a GPU and for a CPU target; empty where it leaves them open."""
+    from envforge.intake import read_intake
+
+    own = read_intake(words, files, spec).spec
+    return (own.pythons_for(False), own.pythons_for(True)) if own else ((), ())
+
+
+def surroundings(
+    engine: Engine | None, base: str | None, targets: t.Targets, wanted: tuple[tuple[str, ...], tuple[str, ...]]
+) -> Around:
+    """Look at where the environment will stand. Without an engine the matrix's slim bases stand for it."""
+    from envforge.image.engines.venv import VenvEngine
+    from envforge.matrix.load import load_matrix
+
+    matrix = load_matrix()
+    glibc: str | None = None
+    if isinstance(engine, VenvEngine):
+        there = engine.pythons() if base is None else ()
+    elif engine is not None and base is not None:
+        info = engine.base(base, "3")
+        there, glibc = info.pythons, info.glibc
+    elif base is not None:
+        there = ()
+    else:
+        slim = [row for row in matrix.bases if row.kind == "slim"]
+        there = tuple(python for row in slim for python in row.pythons)
+        glibc = min((row.glibc for row in slim), key=lambda text: [int(n) for n in text.split(".")], default=None)
+    if targets.python is not None or not there:
+        return Around(glibc)
+    cpu = targets.variant == "cpu" or targets.driver == "none"
+    order = (wanted[1] if cpu else wanted[0]) or matrix.policy.pythons
+    # Where nothing is left the resolver chooses freely, and the engine says what it lacks.
+    return Around(glibc, tuple(python for python in order if python in there) or None)
+
+
 def find_plan(
     words: list[str],
     files: list[Path],
@@ -130,6 +185,7 @@ def find_plan(
     wheelhouse: Path | None,
     ca: Path | None,
     progress: Progress,
+    around: Around,
 ) -> Found:
     """Resolve and lock what was asked for.
 
@@ -144,7 +200,10 @@ def find_plan(
     from envforge.spec import Spec
 
     progress(Event("stage", "resolving and locking"))
-    outcome = run_resolve(words, files, spec, targets, lock=True, wheelhouse=wheelhouse)
+    glibc = targets.glibc or around.glibc
+    outcome = run_resolve(
+        words, files, spec, targets, lock=True, wheelhouse=wheelhouse, glibc=glibc, pythons=around.pythons
+    )
     if outcome.answer.plan is None or outcome.lock is None:
         raise ConflictError(outcome.conflict_text(), outcome.fix_text())
     for note in outcome.notes:

@@ -38,7 +38,7 @@ def render(
     import json
     import sys
 
-    from envforge.cli.build import find_plan, stage_printer
+    from envforge.cli.build import find_plan, spec_pythons, stage_printer, surroundings
     from envforge.errors import UsageError
     from envforge.image.build import render_plan
     from envforge.image.values import BuildOptions
@@ -47,8 +47,16 @@ def render(
         raise UsageError(f"no dialect is named {dialect!r}", "known: buildkit, plain")
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
     with stage_printer(sys.stderr) as progress:
+        around = surroundings(None, base, targets, spec_pythons(request or [], requirement or [], spec))
         found = find_plan(
-            request or [], requirement or [], spec, targets, wheelhouse=wheelhouse, ca=ca, progress=progress
+            request or [],
+            requirement or [],
+            spec,
+            targets,
+            wheelhouse=wheelhouse,
+            ca=ca,
+            progress=progress,
+            around=around,
         )
         options = BuildOptions(source=found.source, dialect="plain" if dialect == "plain" else "buildkit", base=base)
         context = render_plan(found.plan, found.lock, found.spec, options, output, bases=found.bases)

@@ -39,7 +39,7 @@ class BaseInfo:
 
     ref: what FROM names. digest: its content (`sha256:...`), empty while unknown. python: path of the interpreter of
     the plan's version, None when the base has none. install_python: the distribution has it in its own archive.
-    pythons: the versions that are there.
+    pythons: the versions that are there. glibc: its version, None where it is not glibc or not known.
     """
 
     ref: str
@@ -48,6 +48,7 @@ class BaseInfo:
     install_python: bool = False
     os: str | None = None
     pythons: tuple[str, ...] = ()
+    glibc: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ printf 'python=%s\\n' "$(command -v "python$1" || true)"
 for file in /usr/local/bin/python3.[0-9]* /usr/bin/python3.[0-9]*; do
     case $file in *-config | *'*') ;; *) [ -x "$file" ] && printf 'have=%s\\n' "${file##*/python}" ;; esac
 done
+printf 'glibc=%s\\n' "$(getconf GNU_LIBC_VERSION 2>/dev/null || true)"
 if [ -r /etc/os-release ]; then . /etc/os-release; printf 'os=%s%s\\n' "$ID" "$VERSION_ID"; fi
 """
 
@@ -107,6 +108,7 @@ class DockerEngine:
             python=path,
             os=next((value for key, _, value in facts if key == "os"), None),
             pythons=tuple(sorted({value for key, _, value in facts if key == "have"})),
+            glibc=next((value.removeprefix("glibc ") for key, _, value in facts if key == "glibc" and value), None),
         )
 
     def _get(self, ref: str) -> Any:

@@ -91,6 +91,21 @@ class VenvEngine:
         real = Path(found).resolve()
         return BaseInfo(ref=found, digest=f"{version} {real}", python=found, os=platform.system(), pythons=(python,))
 
+    def pythons(self) -> tuple[str, ...]:
+        """The Python versions ("3.11") that this machine has interpreters of."""
+        words = [
+            "python",
+            "list",
+            "--no-config",
+            "--only-installed",
+            "--no-python-downloads",
+            "--output-format",
+            "json",
+        ]
+        rows = json.loads(_ask([str(uv_binary()), *words]))
+        found = {(int(row["version_parts"]["major"]), int(row["version_parts"]["minor"])) for row in rows}
+        return tuple(f"{major}.{minor}" for major, minor in sorted(found))
+
     def find(self, label: str, value: str) -> tuple[ImageInfo, ...]:
         info = self.inspect(str(self.folder))
         return (info,) if info is not None and info.labels.get(label) == value else ()
