@@ -82,10 +82,9 @@ def run_resolve(
     """
     from dataclasses import replace
 
-    from envforge.cli.known import evidence_for, with_notes
+    from envforge.cli.known import evidence_for, pip_settings, with_notes
     from envforge.intake import read_intake
     from envforge.keep.newer import find_newer
-    from envforge.lock import read_pip_settings
     from envforge.project import starting_point
     from envforge.resolver.hosts import known
     from envforge.resolver.resolve import Options, Wish, resolve
@@ -113,7 +112,7 @@ def run_resolve(
         keep=earlier,
         limits=tuple(c for c in intake.constraints if c.specifier),
     )
-    newer = find_newer(requests, read_pip_settings)
+    newer = find_newer(requests, pip_settings)
     wish = Wish(requests, hosts, options, as_of)
     if prefer is not None:
         wish = evidence_for(settings).prefer(prefer, matrix, wish, newer.load)
