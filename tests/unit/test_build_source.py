@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from envforge.cli.build import run_line
 from envforge.cli.source import host_arguments, install_source, uv_config
 from envforge.errors import UsageError
+from envforge.image.values import BuildResult
 from envforge.lock import PipSettings
 from envforge.lock.formats import Lock, LockedPackage
 from envforge.lock.settings import default_index
@@ -62,6 +65,13 @@ def test_passwords_are_marked_and_never_shown() -> None:
     assert "s3cr3t" not in " ".join(source.arguments)
     assert "s3cr3t" not in repr(source)
     assert not install_source(PipSettings(index_url="https://a.example/simple"), lock_with()).secret
+
+
+def test_the_printed_run_command_gives_shared_memory_and_gpus() -> None:
+    made = BuildResult("docker", "envforge/x:1", "sha256:0", "0", False, 1.0, 1)
+    assert run_line(made, gpu=True) == "docker run --rm --gpus all --shm-size 1g envforge/x:1 python ..."
+    assert "--gpus" not in run_line(made, gpu=False)
+    assert run_line(replace(made, engine="venv", reference="d"), gpu=True) == "d/bin/envforge-entrypoint python ..."
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def build(
     if json_:
         typer.echo(json.dumps(result.to_json() | {"proof": result.proof}, indent=1, ensure_ascii=False))
         return
-    typer.echo(_report(result))
+    typer.echo(_report(result, gpu=found.plan.variant != "cpu"))
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,14 @@ def _write_project(found: Found, result: BuildResult) -> None:
     write_atomic(found.project / "build.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
-def _report(result: BuildResult) -> str:
+def run_line(result: BuildResult, gpu: bool) -> str:
+    """How to run something in it. Workers and NCCL need more of /dev/shm than the 64 MiB that docker gives."""
+    if result.engine == "venv":
+        return f"{result.reference}/bin/envforge-entrypoint python ..."
+    return f"docker run --rm {'--gpus all ' if gpu else ''}--shm-size 1g {result.reference} python ..."
+
+
+def _report(result: BuildResult, gpu: bool) -> str:
     """The answer in a few lines."""
     lines = [
         f"{result.reference}",
@@ -325,6 +332,7 @@ def _report(result: BuildResult) -> str:
     losses = proof.get("losses") or []
     if losses:
         lines.append("  loss: " + " ".join(f"{loss:.3f}" for loss in losses))
+    lines.append(f"  run: {run_line(result, gpu)}")
     if result.pending:
         lines.append(f"  {result.pending}; get it with: envforge job slurm --verify")
     return "\n".join(lines)
