@@ -83,6 +83,7 @@ def _worth_saying(enc: Encoding, groups: Mapping[Hashable, list[Row]]) -> list[l
     python_asked = bool(enc.options.pythons) and ("option", PYTHON) in groups
     capped = {(fact.a, fact.b) for fact in facts.values() if fact.kind == "inherited"}
     glibc = {fact.a for fact in facts.values() if fact.kind == "wheels" and fact.b != PYTHON}
+    said = {fact.kind for fact in facts.values()}
     kept = []
     for at, group in groups.items():
         fact = facts[at]
@@ -222,7 +223,8 @@ def _builds_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[
     if not enc.cpu and gpu_only:
         have = gpu_only
     beside = f" (it belongs to torch {fact.data})" if fact.a != "torch" and fact.data and len(rows) == 1 else ""
-    return f"{who} is built for {_labels(enc, have)} only{beside}"
+    where = "" if enc.arch == "x86_64" else f" on {enc.arch}"
+    return f"{who} is built for {_labels(enc, have)} only{where}{beside}"
 
 
 def _code_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:

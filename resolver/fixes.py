@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_FIXES = 6
 ENOUGH = 2  # with as many better fixes, leaving a package out is not worth saying
-FAR_DAYS = 720
+FAR_DAYS = 400  # a fix that goes farther back than this is said only where no nearer one is
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,8 @@ class _Fixer:
         if not found:
             found = self.pairs(ways)
         found.sort(key=lambda way: (way.cost, way.days))
+        builds = {way.fix.change.split("+")[0] for way in found if "+" in way.fix.change}
+        found = [way for way in found if way.fix.change not in builds]  # the fix that names the build says it already
         near = [way for way in found if way.days <= FAR_DAYS]
         unique = dict.fromkeys(way.fix for way in (near or found))
         return list(unique)[:MAX_FIXES]
@@ -115,7 +117,8 @@ class _Fixer:
         found: list[_Way] = []
         for i, first in enumerate(ways):
             for second in ways[i + 1 :]:
-                if first.request is not None and first.request == second.request:
+                same = first.request is not None and first.request == second.request
+                if same or "drop" in (first.kind, second.kind):
                     continue
                 found += self.relaxed((first, second))
                 if len(found) >= 3:
@@ -140,7 +143,8 @@ class _Fixer:
             ("<", "newest", ((1 << at) - 1) & domain.all_mask),
         )
         for sign, order, side in directions:
-            if not side:
+            # Going back to a release from before a limit was known is no fix where going forward is one.
+            if not side or found:
                 continue
             near = self.ask(way.request, f"{sign}{request.pinned}", Relaxed(order={request.name: order}))
             if near is None or not near.values.get(request.name):
@@ -151,7 +155,7 @@ class _Fixer:
             if span[0] not in "<>=" or re.search(r"[^\w.,<>=!*]", span):
                 span = f"=={domain.values[bit - 1]}"
             result = self.ask(way.request, span, Relaxed())
-            if result is None or not result.values.get(request.name):
+            if result is None or not result.values.get(request.name) or self.loses_torch(result):
                 continue
             change = f"{_with_extras(request)}{span}"
             found.append(self.way(way.cost, change, result, request, request.pinned))
@@ -219,7 +223,7 @@ class _Fixer:
             if not isinstance(result, Found):
                 return []
         changes = [self.change(result, way) for way in ways]
-        if any(c is None for c in changes):
+        if any(c is None for c in changes) or (all(w.kind == "range" for w in ways) and self.loses_torch(result)):
             return []
         request = wish.requests[ways[0].request] if ways[0].kind == "range" and ways[0].request is not None else None
         made = self.way(
@@ -235,6 +239,10 @@ class _Fixer:
         """The other hosts of a fleet; none where all have the GPU that a fact speaks of."""
         words = str(way.key[1])  # type: ignore[index]
         return tuple(h for h in hosts if not any(g.sm and sm_name(g.sm) == words for g in h.gpus))
+
+    def loses_torch(self, result: Found) -> bool:
+        """An old release may declare no torch at all: that it then "solves" on a GPU helps nobody."""
+        return not self.enc.cpu and "torch" in self.enc.domains and not result.values.get("torch")
 
     def edge(self, request: Request) -> str:
         """A release that a request asks for, to measure how far a fix goes from it."""
