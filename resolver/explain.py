@@ -87,8 +87,9 @@ def _worth_saying(enc: Encoding, groups: Mapping[Hashable, list[Row]]) -> list[l
     kept = []
     for at, group in groups.items():
         fact = facts[at]
-        plain = fact.kind == "option" and ((fact.a == PYTHON and not enc.options.pythons) or fact.b == "cuda")
-        if plain and len(groups) > 1:
+        if fact.kind == "option" and fact.a == PYTHON and not enc.options.pythons and len(groups) > 1:
+            continue
+        if fact.kind == "option" and fact.b == "cuda" and said & {"gpu", "driver", "builds", "code", "native", "rule"}:
             continue
         if fact.kind == "floor" or (fact.kind == "dependency" and (fact.a, fact.b) in capped):
             continue
