@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from fresh_env import TORCH, Checked, Environment, fresh, here
+from fresh_env import TORCH, Environment, fresh, here
 from packaging.specifiers import SpecifierSet
 
 from envforge.files import write_atomic
@@ -102,13 +102,15 @@ def parse(line: str) -> Probe:
     return Probe(words[0], tuple(words[1:]), tuple(sorted(pins.items())), tuple(sorted(also)), date, torch)
 
 
-def run(probe: Probe) -> dict[str, Any]:
-    """Installs and checks; -> the record."""
+def run(probe: Probe) -> dict[str, Any] | str:
+    """Installs and checks; -> the record, or why nothing could be installed (which says nothing about the pair)."""
     record: dict[str, Any] = {"probe": probe.key, "pins": dict(probe.pins)}
     with fresh() as env:
         trouble = install(env, probe)
-        checked = Checked(False, trouble) if trouble else env.check(probe.step, probe.imports)
-        complaints = [] if trouble else env.complaints()
+        if trouble:
+            return trouble
+        checked = env.check(probe.step, probe.imports)
+        complaints = env.complaints()
     known = set(matrix_names()) | {"pyarrow", "pandas", "protobuf", "setuptools"}
     record["works"] = checked.ok
     if checked.error:
@@ -144,7 +146,7 @@ def install(env: Environment, probe: Probe) -> str:
         wanted = [f"{name}=={version}" for name, version in later]
         more = ["--overrides", str(overrides), "--no-build-isolation", "--only-binary", ":all:", *allowed]
         ran = env.install([*wanted, *more, *dated])
-    return "" if ran.ok else f"not installable: {' '.join(ran.words.split())[:240]}"
+    return "" if ran.ok else " ".join(ran.words.split())[:400]
 
 
 def matrix_names() -> tuple[str, ...]:
@@ -250,6 +252,9 @@ def main(argv: list[str] | None = None) -> int:
     if not options.judge:
         for probe in wanted[: options.limit]:
             record = run(probe)
+            if isinstance(record, str):
+                print(f"{probe.key}\n    not run: {record}", flush=True)
+                continue
             add(record)
             verdict = "works" if record["works"] else f"fails: {record['error']}"
             print(f"{probe.key}\n    {verdict}", flush=True)

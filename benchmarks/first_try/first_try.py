@@ -123,7 +123,7 @@ def names_pin(words: list[str], text: str) -> bool:
     """Whether a refusal names every pinned package with its version."""
     pins = [word.split("==") for word in words if "==" in word]
     return all(
-        re.search(rf"{re.escape(name)}\s*(?:==)?\s*{re.escape(version)}(?![\d.]\d)", text) for name, version in pins
+        re.search(rf"{re.escape(name)}\s*(?:==)?\s*{re.escape(version)}(?!\d|\.\d)", text) for name, version in pins
     )
 
 
@@ -161,8 +161,8 @@ def cell(row: dict[str, Any] | None) -> str:
     """One result, with its words where it did not work."""
     if row is None:
         return "not run"
-    text = row["text"].replace("|", "/")
-    return row["status"] + (f": {text[:300]}" if text else "")
+    text = str(row["text"]).replace("|", "/")
+    return f"{row['status']}: {text[:300]}" if text else str(row["status"])
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from envforge.matrix.load import load_matrix
 from envforge.matrix.model import Rule, Source
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks" / "first_try")]
 
+import first_try  # noqa: E402
 import probe_pairs  # noqa: E402
 import tiny_check  # noqa: E402
 
@@ -131,3 +132,20 @@ def test_the_check_tells_failure_from_success() -> None:
     good, bad = run("import", "json:dumps"), run("import", "json:nothing_there")
     assert good.returncode == 0 and '"ok": true' in good.stdout
     assert bad.returncode == 1 and "AttributeError" in bad.stdout and "nothing_there" in bad.stdout
+
+
+def test_a_refusal_counts_only_where_it_names_the_pin() -> None:
+    words = ["bitsandbytes==0.38.1", "transformers"]
+    assert first_try.names_pin(words, "you ask for bitsandbytes==0.38.1, which needs torch <2")
+    assert first_try.names_pin(words, "bitsandbytes 0.38.1 needs torch <2")
+    assert not first_try.names_pin(words, "bitsandbytes 0.38.10 needs torch <2")
+    assert not first_try.names_pin(words, "transformers 5.1 needs torch >=2.4")
+
+
+def test_the_table_counts_each_side() -> None:
+    row = {"status": "proven", "text": "", "date": "2026-11-30", "versions": {"peft": "0.5.0"}}
+    bad = {"status": "failed", "text": "ImportError: a | b", "date": "2026-11-30"}
+    text = first_try.table({"peft==0.5.0 transformers": {"ours": row, "uv": bad}})
+    assert "envforge: 1 proven, 0 refused, 0 failed of 1" in text
+    assert "uv alone: 0 proven, 0 refused, 1 failed of 1" in text
+    assert "| peft==0.5.0 transformers | proven | failed: ImportError: a / b |" in text
