@@ -231,7 +231,7 @@ class _Fixer:
             " and ".join(c for c in changes if c),
             result,
             request,
-            self.edge(request) if request else "",
+            self.edge(request, result) if request else "",
         )
         return [made]
 
@@ -244,11 +244,16 @@ class _Fixer:
         """An old release may declare no torch at all: that it then "solves" on a GPU helps nobody."""
         return not self.enc.cpu and "torch" in self.enc.domains and not result.values.get("torch")
 
-    def edge(self, request: Request) -> str:
-        """A release that a request asks for, to measure how far a fix goes from it."""
+    def edge(self, request: Request, result: Found) -> str:
+        """The release nearest to the new one that a request asks for: how far a fix goes is measured from there."""
         domain = self.enc.domains[request.name]
         mask = domain.mask(request.specifier) & domain.all_mask
-        return domain.values[(mask & -mask).bit_length() - 2] if mask else ""
+        if not mask or not result.values.get(request.name):
+            return ""
+        lowest, highest = (mask & -mask).bit_length() - 1, mask.bit_length() - 1
+        new = result.value(request.name)
+        above = new in domain.values and domain.bit(new) > highest
+        return domain.values[(highest if above else lowest) - 1]
 
     def change(self, result: Found, way: Relaxation) -> str | None:
         enc, pins = result.enc, result.pins()
