@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 import typer
+from lock_index import StandIn, quiet
+from test_lock_local import project as source_folder
+from test_lock_local import repository
 
 from envforge.cli.app import COMMANDS, app
 from envforge.cli.run import run
@@ -325,3 +329,33 @@ def test_the_answer_depends_on_no_hash_seed_and_no_order_of_files(words: list[st
         assert done.returncode in (0, 1), done.stderr
         outs.append(done.stdout)
     assert outs[0] == outs[1]
+
+
+# --- addresses -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
+def test_a_commit_and_a_folder_become_hashed_wheels(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real git and uv; the index is a stand-in that has numpy only."""
+    quiet(monkeypatch, tmp_path)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    url, commit = repository(tmp_path / "repo")
+    piece = source_folder(tmp_path / "piece", name="sentencepiece", version="0.2.1.dev3", requires="")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "image.yaml").write_text('schema: 1\nname: own\nrequests: ["numpy==1.26.4"]\n')
+    words = [f"own @ {url}@{commit}", f"sentencepiece @ {piece.as_uri()}", "--driver", "none", "--python", "3.11"]
+    with StandIn() as index:
+        index.add("simple", "numpy", "1.26.4")
+        monkeypatch.setenv("PIP_INDEX_URL", f"{index.url}/simple")
+        code, out, err = envforge(capsys, "resolve", project, *words, "--json")
+    assert code == 0, err
+    data = json.loads(out)
+    assert data["pins"]["sentencepiece"] == "0.2.1.dev3" and data["lock"]
+    assert any("it is judged as 0.2.0" in w["text"] for w in data["warnings"])
+    lock = (project / "requirements.txt").read_text()
+    assert "own==1.5" in lock and "sentencepiece==0.2.1.dev3" in lock and lock.count("--hash=sha256:") >= 3
+    assert {path.name.split("-")[0] for path in (project / "wheels").glob("*.whl")} == {"own", "sentencepiece"}
