@@ -16,12 +16,14 @@ _LOCAL = re.compile(r"\+(cu\d+|cpu)$")
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """Pins without local part; `python` as "3.11"; `variant` from torch's local part, None where it does not say."""
+    """Pins without local part; `python` as "3.11"; `variant` from torch's local part, None where it does not say.
+    `requests`: what was asked for, where a plan tells it."""
 
     pins: dict[str, str]
     python: str | None
     variant: str | None
     where: str
+    requests: tuple[str, ...] = ()
 
 
 def from_prefix(prefix: Path) -> Installed:

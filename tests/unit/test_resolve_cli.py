@@ -359,3 +359,26 @@ def test_a_commit_and_a_folder_become_hashed_wheels(
     lock = (project / "requirements.txt").read_text()
     assert "own==1.5" in lock and "sentencepiece==0.2.1.dev3" in lock and lock.count("--hash=sha256:") >= 3
     assert {path.name.split("-")[0] for path in (project / "wheels").glob("*.whl")} == {"own", "sentencepiece"}
+
+
+# --- check ---------------------------------------------------------------------------------------------------------
+
+
+def test_check_tells_each_kind_of_host_what_runs_and_what_may_move_up(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    project, fleet = tmp_path / "own", tmp_path / "fleet.yaml"
+    project.mkdir()
+    (project / "image.yaml").write_text("schema: 1\nname: own\nrequests: [torch, transformers]\n")
+    data = answer(capsys, "torch", "transformers", *A100)
+    (project / "plan.json").write_text(json.dumps(data["plan"]))
+    fleet.write_text(
+        "- {name: old, driver: 550.54.15, gpus: [NVIDIA A100-SXM4-80GB]}\n"
+        "- {name: upgraded, driver: 580.95.05, gpus: [NVIDIA A100-SXM4-80GB]}\n"
+    )
+    code, out, _ = envforge(capsys, "check", project, "--fleet", fleet)
+    assert code == 0 and "old (driver 550.54.15): runs\nupgraded (driver 580.95.05): runs\n" in out
+    assert "could have torch" in out.split("upgraded")[1] and "could" not in out.split("upgraded")[0]
+    fleet.write_text("- {name: new, driver: 580.95.05, gpus: [NVIDIA B200]}\n")
+    code, out, _ = envforge(capsys, "check", project, "--fleet", fleet)
+    assert code == 1 and "new (driver 580.95.05): does not run" in out and "sm_100" in out

@@ -11,6 +11,8 @@ from envforge.cli import target as t
 
 if TYPE_CHECKING:
     from envforge.installed import Installed
+    from envforge.matrix.model import Matrix
+    from envforge.resolver.hosts import Host
 
 
 def register(app: typer.Typer) -> None:
@@ -60,6 +62,7 @@ def check(
                 "broken": [{"text": s.text, "source": s.source} for s in verdict.broken],
                 "missing": [{"text": s.text, "source": s.source} for s in verdict.missing],
                 "unknown": list(verdict.unknown),
+                "could": _could(matrix, have, group) if verdict.ok else [],
             }
         )
     if json_:
@@ -72,8 +75,31 @@ def check(
                 typer.echo(f"  {statement['text']}")
             for statement in row["missing"]:
                 typer.echo(f"  not there: {statement['text']}")
+            if row["could"]:
+                typer.echo(f"  resolved anew it could have {', '.join(row['could'])}")
     if not all(row["ok"] for row in rows):
         raise typer.Exit(1)
+
+
+def _could(matrix: Matrix, have: Installed, group: tuple[Host, ...]) -> list[str]:
+    """What the same request would get on these hosts now: what may move up after a driver upgrade."""
+    from dataclasses import replace
+
+    from envforge.resolver.encoding import minor_of, variant_cuda_key
+    from envforge.resolver.fleet import gains
+    from envforge.resolver.request import parse_request
+    from envforge.resolver.resolve import Wish, resolve_light
+
+    if not have.requests or have.variant in (None, "cpu") or not all(host.has_gpu for host in group):
+        return []
+    requests = tuple(parse_request(line) for line in have.requests)
+    plan = resolve_light(matrix, Wish(requests, group))
+    if plan is None or plan.variant == "cpu":
+        return []
+    old = replace(plan, pins=dict(have.pins), variant=have.variant, python=have.python or plan.python)
+    torch = [tuple(map(int, minor_of(p.get("torch", "0.0")).split("."))) for p in (have.pins, plan.pins)]
+    newer = torch[1] > torch[0] or variant_cuda_key(plan.variant) > variant_cuda_key(str(have.variant))
+    return list(gains(old, plan, [request.name for request in requests])) if newer else []
 
 
 def _have(project: Path | None, files: list[Path], env: Path | None) -> Installed:
@@ -96,4 +122,4 @@ def _have(project: Path | None, files: list[Path], env: Path | None) -> Installe
             f"{project} holds no plan.json", "give a folder that envforge made, -r FILE or --env"
         ) from error
     plan = load_plan(text, str(path))
-    return Installed(plan.pins, plan.python, plan.variant, str(project))
+    return Installed(plan.pins, plan.python, plan.variant, str(project), plan.requests)
