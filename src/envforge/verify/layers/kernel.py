@@ -63,7 +63,9 @@ def assemble(check: Check, capabilities: list[str]) -> None:
             compiled = triton.compile(source, target=GPUTarget("cuda", number, 32))
             done.append(f"sm_{number}: {len(compiled.asm['cubin'])} bytes")
         except Exception as error:
-            bad.append(f"sm_{number}: {type(error).__name__}: {str(error).strip()[:300]}")
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            said = next((line for line in lines if "fatal" in line), lines[0])
+            bad.append(f"sm_{number}: {said.strip()[:300]}")
     check.figure(assembled=done, failed=bad)
     if bad:
         raise Fail(f"Triton {triton.__version__} cannot make code for {'; '.join(bad)}")
