@@ -78,6 +78,7 @@ class Domain:
         "_pre",
         "_versions",
         "all_mask",
+        "exact",
         "full",
         "labels",
         "name",
@@ -98,6 +99,7 @@ class Domain:
             ordered = sorted(zip(versions, values, strict=True))
             versions, values = [pair[0] for pair in ordered], [pair[1] for pair in ordered]
         self.labels = bool(labels)
+        self.exact = ":" in name  # a fact of the host: "driver >=525.60" would be a lie where 525.60.13 is meant
         self.values = tuple(values)
         self.full = (2 << len(self.values)) - 1  # every value and ABSENT
         self.all_mask = self.full ^ ABSENT
@@ -128,6 +130,10 @@ class Domain:
     def value(self, position: int) -> str | None:
         """The value at a position, None for ABSENT."""
         return self.values[position - 1] if position else None
+
+    def version(self, position: int) -> Version:
+        """The parsed version at a position of a domain of versions."""
+        return self._versions[position - 1]
 
     def bit(self, value: str) -> int:
         """The position of a value; any PEP 440 spelling of a version will do (1.0 for 1.0.0).
@@ -262,8 +268,7 @@ class Domain:
         """The shortest range in words: ">=0.46,<0.50", "==4.36.2", "2.1.0, 2.1.2", "any version".
 
         Bounds are chosen among round numbers that separate the *known* values in the mask from those outside it.
-        Pre-releases that are not in the mask make no gap, and those in it are named only where that costs no extra
-        words or nothing else is in it. ABSENT is not part of the description.
+        Pre-releases count only where nothing else is in the mask. ABSENT is not part of the description.
         """
         known = self._described.get(mask)
         if known is None:
