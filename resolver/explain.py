@@ -156,7 +156,13 @@ def _versions(enc: Encoding, name: str, mask: int, asked: Mapping[str, int] | No
     extra = name[len(shown) :]
     if mask == domain.all_mask:
         return f"every {shown}{extra} release"
-    return f"{shown}{extra} {domain.describe(mask)}"
+    return f"{shown}{extra} {span(enc, name, mask)}"
+
+
+def span(enc: Encoding, name: str, mask: int) -> str:
+    """A set of versions in a sentence: a single one without its operator."""
+    text = enc.domains[name].describe(mask)
+    return text[2:] if text.startswith("==") and "," not in text and "*" not in text else text
 
 
 def _sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:
@@ -166,8 +172,8 @@ def _sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, in
         return _dependency_sentence(enc, fact, rows, asked)
     if fact.kind == "inherited":
         version, allowed = fact.data
-        span = enc.domains[fact.b].describe(allowed)
-        return f"{fact.a} {version}, the newest, needs {fact.b} {span}, and older releases are held to that"
+        needs = f"{fact.b} {span(enc, fact.b, allowed)}"
+        return f"{fact.a} {version}, the newest, needs {needs}, and older releases are held to that"
     if fact.kind == "wheels" and fact.b != PYTHON:
         floors = sorted({fact_of(row).data for row in rows}, key=key)
         tags = ", ".join(f"manylinux_{f.replace('.', '_')}" for f in floors)
@@ -214,7 +220,7 @@ def _dependency_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapp
         return f"{who} needs {name}{where}"
     if not allowed:
         return f"{who} needs a {name} that no known release offers{where}"
-    return f"{who} needs {name} {target.describe(allowed)}{where}"
+    return f"{who} needs {name} {span(enc, fact.b, allowed)}{where}"
 
 
 def _builds_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:

@@ -137,7 +137,7 @@ class _Fixer:
         if not request.pinned or request.local or not domain.mask(request.specifier, prereleases=True):
             return []
         at = domain.bit(request.pinned)
-        found = []
+        found: list[_Way] = []
         directions: tuple[tuple[str, Direction, int], ...] = (
             (">", "oldest", domain.all_mask >> (at + 1) << (at + 1)),
             ("<", "newest", ((1 << at) - 1) & domain.all_mask),
@@ -158,7 +158,9 @@ class _Fixer:
             if result is None or not result.values.get(request.name) or self.loses_torch(result):
                 continue
             change = f"{_with_extras(request)}{span}"
-            found.append(self.way(way.cost, change, result, request, request.pinned))
+            # How far it goes is how near a release that does it is, not how new the one is that is then taken.
+            days = self.days(request.name, request.pinned, near.value(request.name))
+            found.append(self.way(way.cost, change, result, days))
         return found
 
     def ask(self, index: int, specifier: str, relaxed: Relaxed) -> Found | None:
@@ -168,14 +170,15 @@ class _Fixer:
         result = search(self.matrix, replace(self.wish, requests=tuple(requests)), self.load, relaxed)
         return result if isinstance(result, Found) else None
 
-    def way(self, cost: int, change: str, result: Found, request: Request | None = None, old: str = "") -> _Way:
-        days = 0
-        if request is not None and old:
-            releases = {r.version: r.uploaded[:10] for r in self.enc.releases.get(request.name, ())}
-            new = result.value(request.name) if result.values.get(request.name) else ""
-            if old in releases and new in releases:
-                days = abs((date.fromisoformat(releases[new]) - date.fromisoformat(releases[old])).days)
+    def way(self, cost: int, change: str, result: Found, days: int = 0) -> _Way:
         return _Way(cost, days, Fix(change, f"{change} (then {self.outcome(result)})"))
+
+    def days(self, name: str, old: str, new: str) -> int:
+        """Days between two releases, 0 where one is not known."""
+        releases = {r.version: r.uploaded[:10] for r in self.enc.releases.get(name, ())}
+        if old not in releases or new not in releases:
+            return 0
+        return abs((date.fromisoformat(releases[new]) - date.fromisoformat(releases[old])).days)
 
     def relaxed(self, ways: tuple[Relaxation, ...]) -> list[_Way]:
         """Solve with these things given way; -> the fix, if there is one."""
@@ -226,13 +229,10 @@ class _Fixer:
         if any(c is None for c in changes) or (all(w.kind == "range" for w in ways) and self.loses_torch(result)):
             return []
         request = wish.requests[ways[0].request] if ways[0].kind == "range" and ways[0].request is not None else None
-        made = self.way(
-            max(way.cost for way in ways),
-            " and ".join(c for c in changes if c),
-            result,
-            request,
-            self.edge(request, result) if request else "",
-        )
+        days = 0
+        if request is not None and result.values.get(request.name):
+            days = self.days(request.name, self.edge(request, result), result.value(request.name))
+        made = self.way(max(way.cost for way in ways), " and ".join(c for c in changes if c), result, days)
         return [made]
 
     def without_gpu(self, way: Relaxation, hosts: tuple[Host, ...]) -> tuple[Host, ...]:

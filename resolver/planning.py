@@ -17,7 +17,7 @@ from envforge.resolver.encoding import (
     python_mask,
     variant_cuda,
 )
-from envforge.resolver.explain import statements
+from envforge.resolver.explain import span, statements
 from envforge.resolver.facts import fact_of
 from envforge.resolver.fixes import core_of, with_line
 from envforge.resolver.hosts import covers, family_floor, key, shipped_driver
@@ -142,8 +142,8 @@ def reasons(enc: Encoding, values: dict[str, int], as_of: str | None) -> dict[st
                 version = _value(enc, values, who)
                 allowed = enc.domains[name].all_mask & ~dict(row.terms)[name]
                 every = allowed == enc.domains[name].all_mask
-                span = "" if every else f" {enc.domains[name].describe(allowed)}"
-                found.append(Reason(f"{who} {version} needs {name}{span}", fact.source))
+                versions = "" if every else f" {span(enc, name, allowed)}"
+                found.append(Reason(f"{who} {version} needs {name}{versions}", fact.source))
         blocked = _capped(enc, values, name, touching)
         if blocked:
             found.append(blocked)
