@@ -223,6 +223,10 @@ def contradictions(records: Sequence[Mapping[str, Any]], rules: Sequence[Rule]) 
     out = []
     for record in records:
         named = refusing(record, rules)
+        if " | import " in record["probe"] and record["works"]:
+            # An import that works says nothing about what other packages do in a step.
+            about = {rule.id for rule in rules if {*rule.when, *rule.needs, *rule.requires} <= set(record["pins"])}
+            named = [name for name in named if name in about]
         if record["works"] and named:
             out.append(f"{record['probe']}: works, but {', '.join(named)} refuses it")
         if record["works"] or named or record.get("metadata") or record.get("unruled"):

@@ -30,7 +30,7 @@ def rule(id: str = "r", **fields: Any) -> Rule:
 
 
 def record(works: bool, **more: Any) -> dict[str, Any]:
-    row = {"probe": "a==1 | import a", "pins": {"a": "1.0"}, "works": works, "environment": "e", "date": "2026-11-30"}
+    row = {"probe": "a==1 | trainer a", "pins": {"a": "1.0"}, "works": works, "environment": "e", "date": "2026-11-30"}
     return {**row, **({} if works else {"error": "ImportError: no"}), **more}
 
 
@@ -93,6 +93,10 @@ def test_contradictions_are_told_on_both_sides() -> None:
     rules = [rule(when={"a": "<2"}, needs={"b": ">=3"})]
     assert probe_pairs.contradictions([record(True, **{"with": {"b": "3.1"}})], rules) == []
     assert "r refuses it" in probe_pairs.contradictions([record(True, **{"with": {"b": "2"}})], rules)[0]
+    imported = {"probe": "a==1 | import a", "with": {"b": "2"}}
+    assert probe_pairs.contradictions([record(True, **imported)], rules) == []  # the rule may speak of a later step
+    pinned = {"probe": "a==1 b==2 | import a", "pins": {"a": "1.0", "b": "2"}}
+    assert "r refuses it" in probe_pairs.contradictions([record(True, **pinned)], rules)[0]
     assert "nothing refuses" in probe_pairs.contradictions([record(False, **{"with": {"b": "3"}})], rules)[0]
     assert probe_pairs.contradictions([record(False, metadata=["a requires b>9"])], rules) == []
     assert probe_pairs.contradictions([record(False, unruled="needs a GPU")], rules) == []

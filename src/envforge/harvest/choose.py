@@ -18,7 +18,7 @@ PACKAGES = (
     *("triton", "torchvision", "torchaudio", "trl", "datasets", "tokenizers", "huggingface-hub", "mmengine"),
     *("deepspeed", "safetensors", "sentencepiece", "scipy", "pyarrow", "setuptools", "mmengine-lite", "xformers"),
     *("flash-attn", "liger-kernel", "torchao", "vllm", "lmdeploy", "axolotl", "llamafactory", "ms-swift", "einops"),
-    *("protobuf", "pydantic", "fsspec", "pandas", "tiktoken", "kernels", "hf-transfer", "hf-xet"),
+    *("protobuf", "pydantic", "fsspec", "pandas", "tiktoken", "kernels", "hf-transfer", "hf-xet", "rich"),
 )
 
 # Releases uploaded since this day, and the last final one before it (what was current then), are kept...
