@@ -208,7 +208,7 @@ def take_steps(
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=policy.learning_rate, weight_decay=0.0)
-    scaler = torch.cuda.amp.GradScaler() if precision.name == "fp16" and device == "cuda" else None
+    scaler = grad_scaler(torch) if precision.name == "fp16" and device == "cuda" else None
     for step in range(1, steps + 1):
         start = time.monotonic()
         losses = []
@@ -247,6 +247,11 @@ def take_steps(
         # The first step makes the optimizer's state. On the CPU a look is dear: it goes through all Python objects.
         if step >= 2 and (device != "cpu" or step in (2, (steps + 2) // 2, steps)):
             watch.mark()
+
+
+def grad_scaler(torch: Any) -> Any:
+    """The loss scaler for float16; it moved in torch 2.3."""
+    return torch.amp.GradScaler("cuda") if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler()
 
 
 def advice(policy: TrainingPolicy) -> str:
