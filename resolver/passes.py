@@ -118,6 +118,7 @@ def asked_date(enc: Encoding, wish: Wish) -> str | None:
         for r in enc.requests
         if r.pinned and r.name in enc.domains and enc.domains[r.name].mask(r.specifier, prereleases=True)
     }
+    pinned.pop("triton", None)  # it comes before the torch that it belongs to
     for roles in (("trainer", "framework"), ("torch",), ("engine",), ("companion",)):
         found = _date_of(enc, pinned, roles)
         if found:
