@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,28 @@ def test_every_rule_has_cases() -> None:
         assert positive >= 2 or (rule.id, positive) == ("python-module-shadowed", 2), rule.id
         assert negative >= 1, rule.id
     assert set(counted) == {rule.id for rule in load_rules().rules} | {"clean"}
+
+
+def as_json(line: str) -> str:
+    return '{"log":"' + line.replace("\\", "\\\\").replace('"', '\\"') + '\\n","stream":"stderr"}'
+
+
+@pytest.mark.parametrize(
+    "dress",
+    [
+        pytest.param(lambda line: f"[rank0]: {line}", id="torchrun"),
+        pytest.param(lambda line: f"2026-11-30T10:00:00.123Z 3: \x1b[31m{line}\x1b[0m\r", id="time-srun-colour"),
+        pytest.param(as_json, id="docker-json"),
+        pytest.param(lambda line: f"{line}\n{{'loss': 1.9, 'grad_norm': 0.4, 'epoch': 0.1}}", id="between-steps"),
+    ],
+)
+def test_dress_changes_nothing(dress: Callable[[str], str]) -> None:
+    """Every positive log is found just as well with what launchers and collectors put around its lines."""
+    wrong = []
+    for row in ROWS:
+        for number, test in enumerate(row.get("positive", []), 1):
+            log = "\n".join(dress(line) for line in test["log"].rstrip("\n").split("\n")) + "\n"
+            findings = read(test | {"log": log}).findings
+            if not findings or findings[0].id != row["id"]:
+                wrong.append((row["id"], number, [finding.id for finding in findings]))
+    assert not wrong

@@ -179,3 +179,12 @@ def test_documentation_lists_every_id(rules: Rules) -> None:
     text = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text()
     for rule in rules.rules:
         assert f"| {rule.id} | {rule.owner} | {'yes' if rule.retryable else 'no'} | {rule.title} |" in text, rule.id
+
+
+def test_patterns_look_a_bounded_way_ahead(rules: Rules) -> None:
+    """`.*` after a text that a line repeats costs the square of the line; bounded ones do not."""
+    patterns = [p for rule in rules.rules for case in rule.cases for p in case.patterns]
+    patterns += [p for several in rules.signals.values() for p in several]
+    for pattern in patterns:
+        assert not re.search(r"\[\^\\n\][*+]", pattern.re), pattern.re
+        assert not re.search(r"(?<!\\)\.[*+]", re.sub(r"\[[^\]]+\]", "[]", pattern.re)), pattern.re

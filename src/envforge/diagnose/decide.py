@@ -59,7 +59,12 @@ def _finding(rule: Rule, parts: Sequence[tuple[Confidence, int, Case, Tally]], f
     fixes: list[str] = []
     next_: list[str] = []
     cause = ""
+    told: set[int] = set()  # lines that a surer case has spoken of
     for _, _, case, tally in ordered:
+        lines = {hit.line for hit in tally.hits}
+        if lines <= told:
+            continue
+        told |= lines
         groups = dict(values)
         for hit in reversed(tally.hits):
             groups |= hit.groups
@@ -75,7 +80,7 @@ def _finding(rule: Rule, parts: Sequence[tuple[Confidence, int, Case, Tally]], f
         retryable=rule.retryable,
         severity=rule.severity,
         evidence=_evidence(hits),
-        count=sum(tally.count for *_, tally in parts),
+        count=max(tally.count for *_, tally in parts),
         cause=cause or rule.title,
         fixes=tuple(dict.fromkeys(fixes)),
         source=rule.source,

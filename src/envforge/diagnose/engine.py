@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 
 from envforge.diagnose import facts as f
 from envforge.diagnose.checks import CHECKS, Context
-from envforge.diagnose.model import Confidence, Hit, Pattern, Rules
+from envforge.diagnose.model import STRENGTH, Confidence, Hit, Pattern, Rules
 from envforge.diagnose.prefix import strip
 from envforge.diagnose.scan import Candidate, scan
 from envforge.diagnose.trackers import SIGNAL_TRACKERS, TRACKERS, Tracker
@@ -25,6 +25,12 @@ SHOWN = 300  # characters of an evidence line
 CaseKey = tuple[int, int]  # positions of rule and case
 
 
+def _joined(one: Hit, other: Hit) -> Hit:
+    surest = max((hit.confidence for hit in (one, other) if hit.confidence), key=STRENGTH.__getitem__, default=None)
+    text = one.text if len(one.text) >= len(other.text) else other.text
+    return Hit(one.line, text, {**other.groups, **one.groups}, one.rank, surest)
+
+
 @dataclass(slots=True)
 class Tally:
     """What one case saw: a count, the first and last hits."""
@@ -34,9 +40,12 @@ class Tally:
     last: deque[Hit] = field(default_factory=lambda: deque(maxlen=LAST))
 
     def add(self, hit: Hit) -> None:
-        self.count += 1
-        if self.first and self.first[-1].line == hit.line and self.first[-1].text == hit.text:
+        """Keep a hit; several patterns that meet on one line are one hit with the groups of all."""
+        kept = self.last or self.first
+        if kept and kept[-1].line == hit.line:
+            kept[-1] = _joined(kept[-1], hit)
             return
+        self.count += 1
         if len(self.first) < FIRST:
             self.first.append(hit)
         else:

@@ -108,6 +108,7 @@ class Facts:
     host: Host | None = None
     seen: dict[str, tuple[int, str]] = field(default_factory=dict)  # name -> (weight, value)
     every: dict[str, list[str]] = field(default_factory=dict)  # name -> distinct values in order, at most 16
+    cpu_weight: int = -1  # of the strongest word for a CPU build of torch: a log may speak of two environments
     note: str | None = None
     _matrix: Matrix | None = None
     _loaded: bool = False
@@ -123,11 +124,14 @@ class Facts:
             elif command and name in PACKAGES:
                 continue
             name = "local" if name == "local2" else name
+            value = value.split("  ")[0].strip() or value
             known = self.every.setdefault(name, [])
             if value not in known and len(known) < 16:
                 known.append(value.strip())
+            if (name, value) in (("local", "cpu"), ("torch_cuda", "None")):
+                self.cpu_weight = max(self.cpu_weight, weight)
             best = self.seen.get(name)
-            if best is None or weight > best[0]:
+            if best is None or weight >= best[0]:  # of equals the later one: environments change
                 self.seen[name] = (weight, value.strip())
 
     def get(self, name: str) -> str | None:
@@ -342,7 +346,7 @@ PREDICATES: Mapping[str, Callable[[Facts], bool]] = {
     ),
     "driver-cuda-found": lambda f: f.get("cuda_code") is not None,
     "torch-known": lambda f: f.get("torch") is not None,
-    "torch-cpu": lambda f: f.torch_cuda == "cpu",
+    "torch-cpu": lambda f: f.torch_cuda == "cpu" or f.cpu_weight >= f.seen.get("local", (0, ""))[0] > 0,
     "torch-cuda": lambda f: f.torch_cuda not in (None, "cpu"),
     "torch-other-build": _other_build,
     "torch-lacks-gpu": lambda f: f.lacks_code() is True,

@@ -17,7 +17,7 @@ _UNITS = {
     "gb": GIB,
     "tib": GIB * 1024,
 }
-_SIZE = r"(\d+(?:\.\d+)?)\s*(bytes|[KMGT]i?B)"
+_SIZE = r"(\d{1,9}(?:\.\d{1,6})?)\s?(bytes|[KMGT]i?B)"
 _WANTED = re.compile(r"Tried to allocate " + _SIZE, re.IGNORECASE)
 _NEW = {
     "total": re.compile(r"total capac\w*y of " + _SIZE, re.IGNORECASE),

@@ -9,7 +9,7 @@ _RANK = re.compile(
 )
 _OTHER = re.compile(
     r"""\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?(?:std(?:out|err)\s[FP]\s)?
-      |[A-Z][a-z]{2}\s+\d{1,2}\s\d\d:\d\d:\d\d\s[\w.-]+\s(?:kernel:\s)?(?=\S)
+      |[A-Z][a-z]{2}\s+\d{1,2}\s\d\d:\d\d:\d\d\s[\w.-]+\s+(?:kernel:\s)?(?=\S)
       |\[\s*\d+\.\d{3,6}\]\s
       |\[pod/[^\]\s]+\]\s
       |\((?:\w+\s)?pid=\d+[^)]*\)\s?
@@ -21,7 +21,8 @@ _OTHER = re.compile(
     re.VERBOSE,
 )
 
-_STARTS = frozenset("[(#0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+_DOCKER = '{"log":"'  # docker's json-file driver
+_STARTS = frozenset("{[(#0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
 def strip(text: str) -> tuple[str, str | None]:
@@ -30,6 +31,9 @@ def strip(text: str) -> tuple[str, str | None]:
     at = 0
     if text[:1] not in _STARTS:
         return text, None
+    if text.startswith(_DOCKER):
+        end = text.rfind('","stream"')
+        text = text[len(_DOCKER) : end if end > 0 else None].rstrip("\n")
     for _ in range(6):
         found = _RANK.match(text, at)
         if found:

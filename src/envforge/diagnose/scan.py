@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BLOCK = 1 << 19
 MAX_LINE = 1 << 20  # a longer line is taken in pieces
 LOOK_AROUND = 12_000  # bytes of context kept on both sides of a line
-SHOWN = 8_192  # bytes of one line that a pattern is shown, around the hit
+SHOWN = 4_096  # bytes of one line that a pattern is shown, around the hit
 LARGE = 4 << 20  # bytes after which the faster automaton is built
 OVERLAP = 256  # bytes searched again where a line had to be cut: longer than any literal
 _ANSI = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78])")

@@ -15,9 +15,10 @@ DENSE = 3_000  # lines that a tracker takes one by one; afterwards every THIN-th
 THIN = 11
 
 _UNITS = {"gib": 1024.0, "gb": 1024.0, "g": 1024.0, "mib": 1.0, "mb": 1.0, "m": 1.0}
+_NUMBER = r"\d{1,7}(?:\.\d{1,4})?"
 _VALUE = re.compile(
-    r"(?P<before>[^\d\n]{0,48})(?P<value>\d+(?:\.\d+)?)(?:\s?(?P<unit>[GM]i?B)\b|\s*(?:of|/)\s*\d+(?:\.\d+)?\s?(?P<part>[GM]i?B)\b)"
-    r"(?P<after>[ \w]{0,16})",
+    rf"(?P<before>[^\d\n]{{0,48}})(?<![\d.])(?P<value>{_NUMBER})"
+    rf"(?:\s?(?P<unit>[GM]i?B)\b|\s?(?:of|/)\s?{_NUMBER}\s?(?P<part>[GM]i?B)\b)(?P<after>[ \w]{{0,16}})",
     re.IGNORECASE,
 )
 _BARE = re.compile(
