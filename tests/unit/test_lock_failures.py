@@ -159,6 +159,7 @@ def test_ctrl_c_ends_uv_too(tmp_path: Path) -> None:
             if note.exists() and note.read_text().strip():
                 break
             time.sleep(0.05)
+        time.sleep(0.5)  # starting a child is not one step: the signal must meet the wait, not the start
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=20)
     assert b"KeyboardInterrupt" in stderr
