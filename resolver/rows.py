@@ -6,7 +6,7 @@ answer may lie inside all of them at once:
 - "unsloth 2026.1 needs torch >=2.4": {unsloth in {2026.1}, torch in {<2.4, ABSENT}}, activates torch;
 - the same on Python 3.9 only: a third term {python in {3.9}};
 - "trl 0.8 breaks peft 0.14": {trl in {0.8}, peft in {0.14}}; without ABSENT nobody is forced to have either;
-- "the driver is 470.57.02", "torch==2.1.2 is asked for": {host:driver in everything else, ABSENT included}, activates it.
+- "the driver is 470.57.02", "torch==2.1.2 is asked for": {host:driver in all else, ABSENT included}, activates it.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ an answer. When no activated package is left, all others are ABSENT. Plain backt
 (`tests/unit/oracle.py` does exactly that); what follows only reaches it sooner.
 
 **Propagation.** The search keeps, per package, the mask of values still possible. When all terms of a row but one hold
-whatever is chosen from those masks, the last one must not: its values are struck out. A term can come to hold only when
-the last possible value outside its mask goes, so each term waits at one such value and is looked at when that is struck
-out; then it moves to another one, or it holds. Nothing has to be undone there when the search goes back. Rows on the
-same packages lie in one `Table`: those that strike together count as one, "A in S1 or S2 needs B in T1 or T2".
+whatever is chosen from those masks, the last one must not: its values are struck out. A term comes to hold only when
+the last possible value outside its mask goes. So each term waits at one such value and is looked at when that is struck
+out; then it moves to another one, or it holds. Nothing has to be undone there when the search goes back. The conditions
+of a dependency ("A in S" in "A in S needs B in T") are looked at once A has a single value left, which is soon enough.
+Rows on the same packages lie in one `Table`; those that strike together count as one, "A in S1 or S2 needs B in T1 or
+T2".
 
 **Learning.** When a row holds completely, the choices made so far cannot stand. The value that kept it from holding was
 struck out by another row, and the two forbid something together: with {v in M, X} and {v in N, Y} also {v in M or N, X
@@ -27,63 +29,11 @@ Everything is deterministic and independent of the order of rows and of hashes: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
 from typing import TypeAlias
 
-from envforge.resolver.rows import BudgetError, Derived, Premise, Problem, Row, Solution, Stats, Terms, Unreached
+from envforge.resolver.rows import BudgetError, Problem, Row, Solution, Stats, Unreached
+from envforge.resolver.tables import Clause, Table, derived, read_rows, resolve
 from envforge.resolver.versions import ABSENT
-
-
-class Clause:
-    """A row where it takes part in a proof: variables by number, ascending, with their masks.
-
-    It stands for `row`, or follows from `first` by resolution with each (variable, clause) of `steps`.
-    """
-
-    __slots__ = ("first", "masks", "row", "steps", "variables")
-
-    def __init__(self, variables: tuple[int, ...], masks: tuple[int, ...], row: Row | None = None) -> None:
-        self.variables = variables
-        self.masks = masks
-        self.row = row
-        self.first: Clause | None = None
-        self.steps: tuple[tuple[int, Clause], ...] = ()
-
-
-class Table:
-    """All given rows on the same variables that activate the same one (-1: none), or one learned row.
-
-    outs[side][index] is what lies *outside* the mask of row `index` on variable `variables[side]`: the term holds when
-    none of it is possible.
-    """
-
-    __slots__ = ("activates", "outs", "rows", "variables")
-
-    def __init__(self, variables: tuple[int, ...], activates: int, rows: Sequence[Item]) -> None:
-        self.variables = variables
-        self.activates = activates
-        self.outs = [list(column) for column in zip(*(outs for outs, _ in rows), strict=True)]
-        self.rows = [row for _, row in rows]
-
-
-Item: TypeAlias = tuple[tuple[int, ...], Row | Clause]  # what is outside its masks, and the row
-
-
-def _distinct(group: Sequence[Item]) -> list[Item]:
-    """Of neighbours that forbid the same, the one whose origin reads first."""
-    kept: list[Item] = []
-    for item in group:
-        if not kept or item[0] != kept[-1][0]:
-            kept.append(item)
-        elif _tie(item[1]) < _tie(kept[-1][1]):
-            kept[-1] = item
-    return kept
-
-
-def _tie(row: Row | Clause) -> tuple[str, Terms]:
-    assert isinstance(row, Row)
-    return repr(row.origin), row.terms
-
 
 Term: TypeAlias = tuple[Table, int, int]  # (table, side, index of the row)
 # What struck values out: a clause, or the rows of a table (with the side they struck from) that are merged on demand.
@@ -116,7 +66,7 @@ class Search:
         self.fulls = [problem.domains[name].full for name in self.names]
         self.masks = list(self.fulls)  # what is still possible
         size = len(self.names)
-        self.activators: list[list[tuple[Table, int]]] = [[] for _ in range(size)]  # per variable: (table, side)
+        self.conditions: list[list[tuple[Table, int]]] = [[] for _ in range(size)]  # per variable: (table, side)
         self.waiting: list[dict[int, list[Term]]] = [{} for _ in range(size)]  # per variable: value -> terms
         self.watched = [0] * size  # the values at which terms wait
         self.facts: list[Clause] = []  # rows with one term, or (impossible) none
@@ -130,7 +80,7 @@ class Search:
         self.seen = 0  # bit v: v is decided
         self.empty: Clause | None = None
         self.decisions = self.propagations = self.conflicts = 0
-        self._sort_in(problem.rows)
+        self._take_in(read_rows(problem.rows, self.numbers, self.fulls))
 
     def run(self, budget: int | None) -> Solution | None:
         """Search to the end; None when there is no answer.
@@ -159,34 +109,22 @@ class Search:
     def stats(self) -> Stats:
         return Stats(self.decisions, self.propagations, self.conflicts)
 
-    # Rows
-
-    def _sort_in(self, rows: Iterable[Row]) -> None:
-        """Put rows into tables, in an order that does not depend on theirs; of equal rows keep one."""
-        groups: dict[tuple[tuple[int, ...], int], list[Item]] = {}
-        for row in rows:
-            variables, outs, activates = self._normal(row)
-            if variables is not None:
-                groups.setdefault((variables, activates), []).append((outs, row))
-        for variables, activates in sorted(groups):
-            group = groups[variables, activates]
-            if len(group) > 1:
-                group.sort(key=itemgetter(0))
-                group = _distinct(group)
-            table = Table(variables, activates, group)
-            if len(variables) > 1:
-                for side, variable in enumerate(variables):
-                    for index, out in enumerate(table.outs[side]):
-                        self._wait(variable, out.bit_length() - 1, (table, side, index))
-                    if activates >= 0 and activates != variable:
-                        self.activators[variable].append((table, side))
-            else:
-                self.facts += [self._clause(table, index) for index in range(len(group))]
+    def _take_in(self, tables: Iterable[Table]) -> None:
+        """Start the waiting of all terms, and collect what has no other terms to wait for."""
+        for table in tables:
+            variables, activates, size = table.variables, table.activates, len(table.rows)
+            if len(variables) < 2:
+                self.facts += [table.clause(index, self.fulls) for index in range(size)]
                 self.pending |= 1 << activates if activates >= 0 else 0
-            for side, variable in enumerate(variables):
+            for side, (variable, outs) in enumerate(zip(variables, table.outs, strict=True)):
+                if activates >= 0 and variable != activates:
+                    self.conditions[variable].append((table, side))
+                elif len(variables) > 1:
+                    for index, out in enumerate(outs):
+                        self._wait(variable, out.bit_length() - 1, (table, side, index))
                 if variable != activates:
-                    blank = [index for index, out in enumerate(table.outs[side]) if not out & ABSENT]
-                    self.loose += [self._clause(table, index) for index in blank]
+                    blank = [index for index, out in enumerate(outs) if not out & ABSENT]
+                    self.loose += [table.clause(index, self.fulls) for index in blank]
 
     def _wait(self, variable: int, value: int, term: Term) -> None:
         terms = self.waiting[variable].get(value)
@@ -195,55 +133,6 @@ class Search:
             self.watched[variable] |= 1 << value
         else:
             terms.append(term)
-
-    def _normal(self, row: Row) -> tuple[tuple[int, ...] | None, tuple[int, ...], int]:
-        """Variables, what is outside their masks, and what is activated; variables None for a row that cannot hold."""
-        numbers, fulls = self.numbers, self.fulls
-        if (
-            len(row.terms) == 2
-        ):  # nearly all are like this, and most of the time of an easy search goes into reading rows
-            (name_a, mask_a), (name_b, mask_b) = row.terms
-            a, b = numbers.get(name_a, -1), numbers.get(name_b, -1)
-            if a != b and a >= 0 and b >= 0:
-                full_a, full_b = fulls[a], fulls[b]
-                out_a, out_b = full_a & ~mask_a, full_b & ~mask_b
-                target = -1
-                if row.activates == name_b:
-                    target, good = b, mask_b & ABSENT
-                elif row.activates == name_a:
-                    target, good = a, mask_a & ABSENT
-                else:
-                    good = row.activates is None
-                if good and out_a and out_b and out_a != full_a and out_b != full_b:
-                    return ((a, b), (out_a, out_b), target) if a < b else ((b, a), (out_b, out_a), target)
-        outs: dict[int, int] = {}
-        activates, forbids = row.activates, row.activates is None
-        for name, mask in row.terms:
-            number = numbers.get(name)
-            if number is None:
-                raise ValueError(f"a row names {name}, which has no domain: {row}")
-            outs[number] = fulls[number] & ~mask | outs.get(number, 0)
-            if name == row.activates:
-                if mask & ABSENT:
-                    forbids = True
-                else:
-                    activates = None  # it asks for itself
-        if not forbids:
-            raise ValueError(f"a row that activates {row.activates} must forbid its absence: {row}")
-        variables = sorted(number for number, out in outs.items() if out)
-        if any(outs[number] == fulls[number] for number in variables):
-            return None, (), -1
-        number = -1 if activates is None else numbers[activates]
-        if number not in variables:  # no value of it would do: the others must not hold
-            number = -1
-        return tuple(variables), tuple([outs[number] for number in variables]), number
-
-    def _clause(self, table: Table, index: int) -> Clause:
-        row = table.rows[index]
-        if isinstance(row, Clause):
-            return row
-        masks = tuple([self.fulls[v] ^ outs[index] for v, outs in zip(table.variables, table.outs, strict=True)])
-        return Clause(table.variables, masks, row)
 
     # Narrowing
 
@@ -292,6 +181,11 @@ class Search:
                     waiting[value] = stay
                 else:
                     self.watched[variable] ^= low
+            if not possible & (possible - 1):
+                for table, side in self.conditions[variable]:
+                    indices = [index for index, out in enumerate(table.outs[side]) if not out & possible]
+                    if indices:
+                        held[table] = (side, indices)
             for table, (side, indices) in held.items():
                 conflict = self._use(table, side, indices)
                 if conflict:
@@ -308,7 +202,7 @@ class Search:
             for index in indices:
                 free = [k for k, v in enumerate(variables) if k != side and masks[v] & outs[k][index]]
                 if not free:
-                    return self._clause(table, index)
+                    return table.clause(index, self.fulls)
                 if len(free) == 1:
                     frees.setdefault(free[0], []).append(index)
         for free_side, rows in frees.items():
@@ -326,13 +220,13 @@ class Search:
 
     def _merged(self, table: Table, free: int, used: Sequence[int]) -> Clause:
         """Several rows of a table as one, resolved on the variable from which they struck something."""
-        clauses = [self._clause(table, index) for index in used]
+        clauses = [table.clause(index, self.fulls) for index in used]
         pivot = table.variables[free]
         terms = dict(zip(table.variables, clauses[0].masks, strict=True))
         for clause in clauses[1:]:
             resolve(terms, pivot, clause, self.fulls)
         steps = [(pivot, clause) for clause in clauses[1:]]
-        return self._derived(terms, clauses[0], steps) if steps else clauses[0]
+        return derived(terms, clauses[0], steps) if steps else clauses[0]
 
     # Learning
 
@@ -358,7 +252,7 @@ class Search:
             mark = self.trail[places[last]]
             back = max((self.trail[place].level for variable, place in places.items() if variable != last), default=0)
             if back < mark.level:
-                learned = self._derived(terms, conflict, steps)
+                learned = derived(terms, conflict, steps)
                 self._add(learned, places)
                 self._back(back)
                 return self._strike(learned, learned.variables.index(last))
@@ -371,24 +265,18 @@ class Search:
                 places[variable] = self._satisfier(variable, terms[variable])
             if last not in terms:
                 del places[last]
-        self.empty = self._derived(terms, conflict, steps)
+        self.empty = derived(terms, conflict, steps)
         return False
 
     def _add(self, learned: Clause, places: dict[int, int]) -> None:
-        """Let the terms of a learned row wait, each at a value whose loss made it hold: going back far enough to free the
-        term brings that value back."""
+        """Let the terms of a learned row wait, each at a value whose loss made it hold: going back far enough to free
+        the term brings that value back."""
         if len(places) > 1:
             outs = tuple([self.fulls[v] ^ mask for v, mask in zip(learned.variables, learned.masks, strict=True)])
             table = Table(learned.variables, -1, [(outs, learned)])
             for side, variable in enumerate(learned.variables):
                 lost = self.trail[places[variable]].before & outs[side]
                 self._wait(variable, lost.bit_length() - 1, (table, side, 0))
-
-    def _derived(self, terms: dict[int, int], first: Clause | None, steps: Iterable[tuple[int, Clause]]) -> Clause:
-        variables = tuple(sorted(terms))
-        clause = Clause(variables, tuple([terms[variable] for variable in variables]))
-        clause.first, clause.steps = first, tuple(steps)
-        return clause
 
     def _back(self, level: int) -> None:
         """Undo every level above `level`."""
@@ -417,7 +305,7 @@ class Search:
         self.decided[self.names[variable]] = value
         self.pending ^= low
         self.seen |= low
-        for table, side in self.activators[variable]:
+        for table, side in self.conditions[variable]:
             activates = table.activates
             if not (self.seen | self.pending) >> activates & 1 and any(
                 not bit & out and self._met(table, index) for index, out in enumerate(table.outs[side])
@@ -458,77 +346,13 @@ class Search:
                 steps = [(v, self._unreached(v)) for v in terms if not self.seen >> v & 1]
                 for variable, reason in steps:
                     resolve(terms, variable, reason, self.fulls)
-                return self._derived(terms, clause, steps)
+                return derived(terms, clause, steps)
         return None
 
     def _unreached(self, variable: int) -> Clause:
         terms = {number: self.masks[number] for number, _, _ in self.levels}
         terms[variable] = self.fulls[variable] & ~ABSENT
         named = tuple((self.names[number], mask) for number, mask in sorted(terms.items()))
-        clause = self._derived(terms, None, ())
+        clause = derived(terms, None, ())
         clause.row = Row(named, Unreached(self.names[variable]))
         return clause
-
-    # The proof
-
-    def support(self) -> list[Row]:
-        """The given rows behind `empty`, in the order in which the proof first uses them."""
-        rows: list[Row] = []
-        met: set[int] = set()
-        stack = [self.empty]
-        while stack:
-            clause = stack.pop()
-            if clause is None or id(clause) in met:
-                continue
-            met.add(id(clause))
-            if clause.row is None:
-                stack += [reason for _, reason in reversed(clause.steps)]
-                stack.append(clause.first)
-            elif not isinstance(clause.row.origin, Unreached):
-                rows.append(clause.row)
-        return rows
-
-    def derivation(self) -> Premise:
-        """`empty` and all its premises as public values. No recursion: a proof can be thousands of steps deep."""
-        assert self.empty is not None
-        done: dict[int, Premise] = {}
-        stack = [self.empty]
-        while stack:
-            clause = stack[-1]
-            if clause.row is not None:
-                done[id(clause)] = clause.row
-            elif id(clause) not in done:
-                assert clause.first is not None
-                missing = [c for c in (clause.first, *(reason for _, reason in clause.steps)) if id(c) not in done]
-                if missing:
-                    stack += reversed(missing)
-                    continue
-                done[id(clause)] = self._replay(clause, clause.first, done)
-            stack.pop()
-        return done[id(self.empty)]
-
-    def _replay(self, clause: Clause, first: Clause, done: dict[int, Premise]) -> Premise:
-        premise = done[id(first)]
-        terms = dict(zip(first.variables, first.masks, strict=True))
-        for pivot, reason in clause.steps:
-            resolve(terms, pivot, reason, self.fulls)
-            named = tuple((self.names[variable], mask) for variable, mask in sorted(terms.items()))
-            premise = Derived(named, self.names[pivot], premise, done[id(reason)])
-        return premise
-
-
-def resolve(terms: dict[int, int], pivot: int, reason: Clause, fulls: Sequence[int]) -> list[int]:
-    """Resolve `terms` in place with a clause on one variable; -> the variables whose terms are new."""
-    changed = []
-    for variable, mask in zip(reason.variables, reason.masks, strict=True):
-        old = terms.get(variable)
-        if variable == pivot:
-            mask |= terms[pivot]
-        elif old is not None:
-            mask &= old
-        if mask == fulls[variable]:
-            del terms[variable]
-        elif mask != old:
-            terms[variable] = mask
-            changed.append(variable)
-    return changed

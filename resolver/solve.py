@@ -1,14 +1,15 @@
 """The pure search: a problem of packages, versions and incompatibilities -> the best answer, or the proof of none.
 
-`solve` takes a `Problem` (what rows mean: `rows`; how it is searched: `search`) and returns a `Solution`, or a `Conflict`
-that carries its proof as data: `steps` lists the derived rows, each after its premises, `leaves` the given rows that it
-rests on, and `minimal_core` shrinks those to the facts that are needed.
+`solve` takes a `Problem` (what its rows mean: module `rows`; how it is searched: module `search`) and returns a
+`Solution`, or a `Conflict` that carries its proof as data: `steps` lists the derived rows, each after its premises,
+`leaves` the given rows that it rests on, and `minimal_core` shrinks those to the facts that are needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+from envforge.resolver.proof import derivation, support
 from envforge.resolver.rows import (
     BudgetError,
     Conflict,
@@ -50,7 +51,10 @@ def solve(problem: Problem, *, budget: int | None = None) -> Solution | Conflict
     """
     search = Search(problem)
     solution = search.run(budget)
-    return solution if solution is not None else Conflict(search.derivation(), search.stats())
+    if solution is not None:
+        return solution
+    assert search.empty is not None
+    return Conflict(derivation(search.empty, search.names, search.fulls), search.stats())
 
 
 def steps(conflict: Conflict) -> tuple[Derived, ...]:
@@ -90,7 +94,8 @@ def _support(problem: Problem, rows: Sequence[Row]) -> tuple[list[Row], bool] | 
     when they have one."""
     names = {name for row in rows for name, _ in row.terms}
     search = Search(Problem({name: problem.domains[name] for name in names}, rows))
-    return None if search.run(None) is not None else (search.support(), bool(search.loose))
+    search.run(None)
+    return (support(search.empty), bool(search.loose)) if search.empty else None
 
 
 def minimal_core(
