@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +33,9 @@ def diagnose(
     from envforge.diagnose import diagnose as read
     from envforge.resolver.hosts import parse_driver
 
-    version = parse_driver(driver) if driver is not None else None
+    version = None
+    if driver is not None:  # a branch alone is enough here
+        version = driver if re.fullmatch(r"\d{3}", driver.strip()) else parse_driver(driver)
     facts = _host(host) if host is not None else None
     stream = _open(log)
     try:

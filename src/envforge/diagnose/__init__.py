@@ -42,7 +42,7 @@ def diagnose(
     findings = decide(rules, seen, facts)
     told = tuple(dict.fromkeys(step for finding in findings for step in finding.next)) if findings else rules.next
     notes = (facts.note,) if facts.note else ()
-    return Report(findings, _shown(facts), told, seen.lines, notes)
+    return Report(findings, _shown(facts), told, notes)
 
 
 def _shown(facts: Facts) -> dict[str, str]:

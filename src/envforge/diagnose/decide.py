@@ -27,6 +27,12 @@ def decide(rules: Rules, seen: Seen, facts: Facts) -> tuple[Finding, ...]:
             asked[name] = name in seen.signals or (name in PREDICATES and PREDICATES[name](facts))
         return asked[name] is not word.startswith("!")
 
+    known: dict[str, str] = {}  # groups of signals, then facts: what any text may name
+    for tally in seen.signals.values():
+        for hit in tally.first:
+            known = {**hit.groups, **known}
+    if seen.cases:
+        known |= facts.values()
     found: list[Finding] = []
     for i, rule in enumerate(rules.rules):
         parts: dict[str, list[tuple[Confidence, int, Case, Tally]]] = {}
@@ -38,7 +44,7 @@ def decide(rules: Rules, seen: Seen, facts: Facts) -> tuple[Finding, ...]:
                 if tally.count >= case.min_count:
                     sure = _confidence(case, tally, holds)
                     parts.setdefault(key if case.per else "", []).append((sure, j, case, tally))
-        found += [_finding(rule, some, facts) for some in parts.values()]
+        found += [_finding(rule, some, known) for some in parts.values()]
     return _order(_related(found, rules))
 
 
@@ -51,10 +57,9 @@ def _confidence(case: Case, tally: Tally, holds: object) -> Confidence:
     return confidence
 
 
-def _finding(rule: Rule, parts: Sequence[tuple[Confidence, int, Case, Tally]], facts: Facts) -> Finding:
+def _finding(rule: Rule, parts: Sequence[tuple[Confidence, int, Case, Tally]], values: Mapping[str, str]) -> Finding:
     """One finding of all cases of a rule that hold; the surest speaks first."""
     ordered = sorted(parts, key=lambda part: (-STRENGTH[part[0]], part[1]))
-    values = facts.values()
     hits: list[Hit] = []
     fixes: list[str] = []
     next_: list[str] = []

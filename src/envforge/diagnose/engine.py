@@ -63,7 +63,6 @@ class Seen:
 
     cases: dict[CaseKey, dict[str, Tally]] = field(default_factory=dict)
     signals: dict[str, Tally] = field(default_factory=dict)
-    lines: int = 0
 
 
 @cache
@@ -178,7 +177,6 @@ def run(stream: BinaryIO, rules: Rules, facts: f.Facts) -> Seen:
     ordered = [desks[literal] for literal in literals]
     known = {index for index, literal in enumerate(literals) if literal in last_only}
     for line in scan(stream, [literal.encode() for literal in literals], known):
-        seen.lines = line.number
         _line(line, ordered, seen, facts, known)
     for where, tracker in owners:
         for hit in tracker.hits():

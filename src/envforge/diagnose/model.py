@@ -136,7 +136,6 @@ class Report:
     findings: tuple[Finding, ...]
     facts: Mapping[str, str]
     next: tuple[str, ...]
-    lines: int
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -14,10 +14,7 @@ def text(report: Report, colour: bool = False) -> str:
     """The whole answer; ends with a newline."""
     parts = [_finding(number, finding, colour) for number, finding in enumerate(report.findings, 1)]
     if not parts:
-        parts = [f"Nothing known was found in {report.lines or 'no'} line(s) that looked like trouble.\n"
-                 "That does not mean that nothing is wrong: it is not known.\n"]  # fmt: skip
-        if not report.lines:
-            parts = ["Nothing known was found. That does not mean that nothing is wrong: it is not known.\n"]
+        parts = ["Nothing known was found. That does not mean that nothing is wrong: it is not known.\n"]
     if report.facts:
         parts.append("judged with: " + ", ".join(f"{name} {value}" for name, value in report.facts.items()) + "\n")
     if report.next:
