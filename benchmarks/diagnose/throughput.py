@@ -28,7 +28,7 @@ def lines(kind: str, seed: int = 7) -> Iterator[str]:
     """Endless lines of one kind of log."""
     rng = random.Random(seed)
     frame = (
-        '  File "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1511, in _wrapped_call_impl\n'
+        '  File "/srv/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1511, in _wrapped_call_impl\n'
     )
     step = 0
     while True:

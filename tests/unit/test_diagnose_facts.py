@@ -31,7 +31,7 @@ def read(log: str, **options: object) -> Report:
         ("torch==2.9.0", "torch", "2.9.0"),
         ("    PyTorch 2.10.0+cu128 with CUDA 1208 (you have 2.11.0+cu130)", "torch", "2.11.0"),
         ("2.10.0+cpu None", "build", "cpu"),
-        ("/opt/venv/lib/python3.12/site-packages", "python", "3.12"),
+        ("/srv/venv/lib/python3.12/site-packages", "python", "3.12"),
     ],
 )
 def test_read_from_the_log(log: str, name: str, value: str) -> None:
@@ -158,10 +158,10 @@ def test_a_wrapped_message_is_read_together() -> None:
 PLAIN = """\
   File "train.py", line 3, in <module>
     from trl import SFTTrainer
-  File "/opt/venv/lib/python3.11/site-packages/trl/trainer/sft_trainer.py", line 9, in <module>
-ImportError: boom from '/opt/venv/lib/python3.11/site-packages/transformers/__init__.py'"""
+  File "/srv/venv/lib/python3.11/site-packages/trl/trainer/sft_trainer.py", line 9, in <module>
+ImportError: boom from '/srv/venv/lib/python3.11/site-packages/transformers/__init__.py'"""
 IPYTHON = """\
-File /opt/venv/lib/python3.11/site-packages/peft/tuners/lora/model.py:33
+File /srv/venv/lib/python3.11/site-packages/peft/tuners/lora/model.py:33
      31 from x import y
 ImportError: boom"""
 
