@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from envforge.diagnose import rules as module
+from envforge.diagnose.facts import PREDICATES
 from envforge.diagnose.model import Rules
 from envforge.diagnose.rules import DATA, load_rules
 from envforge.errors import DataError
@@ -188,3 +189,10 @@ def test_patterns_look_a_bounded_way_ahead(rules: Rules) -> None:
     for pattern in patterns:
         assert not re.search(r"\[\^\\n\][*+]", pattern.re), pattern.re
         assert not re.search(r"(?<!\\)\.[*+]", re.sub(r"\[[^\]]+\]", "[]", pattern.re)), pattern.re
+
+
+def test_every_signal_and_predicate_is_asked(rules: Rules) -> None:
+    terms = [t for rule in rules.rules for case in rule.cases for t in case.conditions]
+    terms += [t for rule in rules.rules for case in rule.cases for row in case.adjust for t in row.conditions]
+    asked = {word.lstrip("!") for term in terms for word in term.split("|")}
+    assert not (set(rules.signals) | set(PREDICATES)) - asked

@@ -344,20 +344,12 @@ PREDICATES: Mapping[str, Callable[[Facts], bool]] = {
         _below(f, f.family_floor("12.0") or "525.60.13")
         or (not f.has_driver and f.driver_cuda is not None and version(f.driver_cuda)[0] < 12)
     ),
-    "driver-cuda-found": lambda f: f.get("cuda_code") is not None,
-    "torch-known": lambda f: f.get("torch") is not None,
     "torch-cpu": lambda f: f.torch_cuda == "cpu" or f.cpu_weight >= f.seen.get("local", (0, ""))[0] > 0,
-    "torch-cuda": lambda f: f.torch_cuda not in (None, "cpu"),
     "torch-other-build": _other_build,
     "torch-lacks-gpu": lambda f: f.lacks_code() is True,
     "torch-has-gpu": lambda f: f.lacks_code() is False,
     "gpu-known": lambda f: bool(f.capabilities),
-    "gpu-below-ampere": lambda f: any(cap < (8, 0) for cap in f.capabilities),
-    "gpu-ampere-or-newer": lambda f: bool(f.capabilities) and all(cap >= (8, 0) for cap in f.capabilities),
-    "gpu-forward": lambda f: bool(f.gpus) and all(gpu.forward for gpu in f.gpus),
-    "gpu-no-forward": lambda f: any(not gpu.forward for gpu in f.gpus),
     "gpu-nvswitch": lambda f: any(_NVSWITCH.search(name) for name in _names(f)),
-    "several-gpus": lambda f: bool(f.host and len(f.host.gpus) > 1),
 }  # fmt: skip
 
 
