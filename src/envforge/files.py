@@ -31,7 +31,9 @@ def write_atomic(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(f"no space left while writing {path}", "free some space and run again") from error
-        raise UsageError(f"cannot write {path}: {error.strerror}", "choose a folder that exists and is writable") from error
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", "choose a folder that exists and is writable"
+        ) from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
