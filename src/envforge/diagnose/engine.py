@@ -129,7 +129,11 @@ class _Desk:
 
     def satisfied(self) -> bool:
         """More lines with this literal would say nothing new."""
-        return not self.trackers and not self.readings and all(probe.matches >= ENOUGH for probe in self.probes)
+        return (
+            not self.readings
+            and all(tracker.satisfied for tracker in self.trackers)
+            and all(probe.matches >= ENOUGH for probe in self.probes)
+        )
 
 
 class _Reader:
@@ -199,6 +203,7 @@ def _line(line: Candidate, desks: list[_Desk], seen: Seen, facts: f.Facts, known
             if tracker not in fed:
                 fed.append(tracker)
                 tracker.feed(line.number, text, rank)
+            changed = changed or tracker.satisfied
         if waiting.readings:
             for reader in waiting.readings:
                 reader.count += 1

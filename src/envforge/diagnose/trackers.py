@@ -6,13 +6,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from envforge.diagnose.model import Confidence, Hit
 
 MAX_SERIES = 48
 MAX_POINTS = 256
-DENSE = 3_000  # lines that a tracker takes one by one; afterwards every THIN-th (a prime: ranks take turns)
-THIN = 11
+BUCKETS = 16
+DENSE = 3_000  # lines that a tracker takes one by one; afterwards the last one of each block is enough for a trend
 
 _UNITS = {"gib": 1024.0, "gb": 1024.0, "g": 1024.0, "mib": 1.0, "mb": 1.0, "m": 1.0}
 _NUMBER = r"\d{1,7}(?:\.\d{1,4})?"
@@ -38,6 +39,11 @@ class Tracker(ABC):
 
     literals: tuple[str, ...] = ()
 
+    @property
+    def satisfied(self) -> bool:
+        """Only the last line of each block is wanted from now on."""
+        return False
+
     @abstractmethod
     def feed(self, number: int, text: str, rank: str | None) -> None:
         """One line that holds one of the literals."""
@@ -47,32 +53,48 @@ class Tracker(ABC):
         """The verdict: hits with a confidence, or none."""
 
 
+Point = tuple[int, float, str]  # line, MiB, text
+
+
 @dataclass(slots=True)
 class _Series:
-    """One quantity over time: bounded points (thinned out evenly) and exact counts."""
+    """One quantity over the log: at most MAX_POINTS points, evenly spread over the lines, each the lowest of its
+    stretch (the level to which memory returns, not the peaks of long batches)."""
 
-    points: list[tuple[int, float, str]] = field(default_factory=list)
-    last: tuple[int, float, str] | None = None
-    stride: int = 1
+    points: list[Point] = field(default_factory=list)
+    last: Point | None = None
+    gap: int = 0  # lines between two points
     seen: int = 0
-    ups: int = 0
-    downs: int = 0
 
     def add(self, number: int, value: float, text: str) -> None:
-        if self.last is not None:
-            self.ups += value > self.last[1]
-            self.downs += value < self.last[1]
-        self.last = (number, value, text)
-        if self.seen % self.stride == 0:
-            self.points.append(self.last)
-            if len(self.points) > MAX_POINTS:
-                del self.points[1::2]
-                self.stride *= 2
         self.seen += 1
+        self.last = (number, value, text)
+        self._put(self.last)
+        if len(self.points) > MAX_POINTS:
+            self.gap = max(2 * self.gap, 2 * (number - self.points[0][0]) // MAX_POINTS, 1)
+            thick, self.points = self.points, []
+            for point in thick:
+                self._put(point)
 
-    def all(self) -> list[tuple[int, float, str]]:
-        ends_with_last = self.last is None or self.points[-1][0] == self.last[0]
-        return self.points if ends_with_last else [*self.points, self.last]  # type: ignore[list-item]
+    def _put(self, point: Point) -> None:
+        if self.points and point[0] - self.points[-1][0] < self.gap:
+            if point[1] < self.points[-1][1]:
+                self.points[-1] = (self.points[-1][0], point[1], point[2])
+            return
+        self.points.append(point)
+
+    def levels(self) -> list[Point]:
+        """The points, or, where there are many, the lowest of each of BUCKETS equal stretches of the log."""
+        if len(self.points) < 2 * BUCKETS:
+            ends_with_last = self.last is None or self.points[-1][0] == self.last[0]
+            return self.points if ends_with_last else [*self.points, self.last]  # type: ignore[list-item]
+        first, span = self.points[0][0], self.points[-1][0] - self.points[0][0] + 1
+        lowest: dict[int, Point] = {}
+        for point in self.points:
+            bucket = (point[0] - first) * BUCKETS // span
+            if bucket not in lowest or point[1] < lowest[bucket][1]:
+                lowest[bucket] = point
+        return [lowest[bucket] for bucket in sorted(lowest)]
 
 
 class MemoryCreep(Tracker):
@@ -88,11 +110,14 @@ class MemoryCreep(Tracker):
         self.series: dict[tuple[str, str], _Series] = {}
         self.fed = 0
 
+    @property
+    def satisfied(self) -> bool:
+        """Dense at first, sparse once there is enough for a trend."""
+        return self.fed >= DENSE
+
     def feed(self, number: int, text: str, rank: str | None) -> None:
         """Collect every quantity of memory on the line."""
         self.fed += 1
-        if self.fed > DENSE and self.fed % THIN:
-            return
         if _NOT_A_SERIES.search(text):
             return
         for found in (*_VALUE.finditer(text), *_BARE.finditer(text)):
@@ -117,7 +142,7 @@ class MemoryCreep(Tracker):
             confidence = _climbs(series, peak=bool(re.search(r"max|peak", key)))
             if confidence is None:
                 continue
-            points = series.all()
+            points = series.levels()
             growth = points[-1][1] - points[0][1]
             groups = {
                 "grown": f"{growth / 1024:.2f} GiB",
@@ -134,21 +159,21 @@ class MemoryCreep(Tracker):
 
 
 def _climbs(series: _Series, peak: bool) -> Confidence | None:
-    points = [value for _, value, _ in series.all()]
-    if series.seen < 3 or series.downs > 0.1 * series.seen or series.ups < 0.6 * (series.seen - 1):
+    values = [value for _, value, _ in series.levels()]
+    steps = [later - earlier for earlier, later in pairwise(values)]
+    if len(values) < 3 or sum(step < 0 for step in steps) > 0.1 * len(steps):
         return None
-    growth = points[-1] - points[0]
-    if growth < max(102.0, 0.04 * abs(points[0])):
+    growth = values[-1] - values[0]
+    if sum(step > 0 for step in steps) < 0.6 * len(steps) or growth < max(102.0, 0.04 * abs(values[0])):
         return None
-    half = points[len(points) // 2]
-    if points[-1] - half < 0.3 * growth:  # levels off: warm-up, or a cache that has filled
+    if values[-1] - values[len(values) // 2] < 0.3 * growth:  # levels off: warm-up, or a cache that has filled
         return None
-    fit = _linear(points)
-    if series.seen == 3:
-        return "possible" if fit > 0.98 and growth > 0.1 * abs(points[0]) else None
+    fit = _linear(values)
+    if len(values) == 3:
+        return "possible" if fit > 0.98 and growth > 0.1 * abs(values[0]) else None
     if fit > (0.985 if peak else 0.97):
         return "likely"
-    return "possible" if not peak and series.seen >= 6 else None
+    return "possible" if not peak and len(values) >= 6 else None
 
 
 def _linear(values: list[float]) -> float:
