@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -81,6 +82,11 @@ def uv(arguments: Sequence[str], folder: Path, timeout: float = 600.0) -> Ran:
     env = uv_environment(read_pip_settings())
     env |= {"UV_LINK_MODE": "hardlink", "DS_BUILD_OPS": "0"}
     return child([find_uv(), *arguments], env=env, cwd=folder, timeout=timeout)
+
+
+def end_cleanly() -> None:
+    """A SIGTERM ends this program like Ctrl-C: its children end and its folders go with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 @contextmanager
@@ -168,4 +174,4 @@ def here(python: str = "3.11") -> str:
     return f"python {python}, {TORCH.replace('==', ' ').replace('+cpu', ' CPU wheel')}, no GPU, {glibc}".rstrip(", ")
 
 
-__all__ = ["TORCH", "Checked", "Environment", "Ran", "fresh", "here", "tidy", "uv"]
+__all__ = ["TORCH", "Checked", "Environment", "Ran", "child", "end_cleanly", "fresh", "here", "tidy", "uv"]

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from fresh_env import TORCH, Environment, fresh, here
+from fresh_env import TORCH, Environment, end_cleanly, fresh, here
 from packaging.specifiers import SpecifierSet
 
 from envforge.files import write_atomic
@@ -254,6 +254,7 @@ def main(argv: list[str] | None = None) -> int:
     done = {record["probe"] for record in read()}
     wanted = [probe for probe in probes if options.again or options.line or probe.key not in done]
     if not options.judge:
+        end_cleanly()
         for probe in wanted[: options.limit]:
             record = run(probe)
             if isinstance(record, str):

@@ -27,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tools"))
 
-from fresh_env import TORCH, child, fresh, here  # noqa: E402
+from fresh_env import TORCH, child, end_cleanly, fresh, here  # noqa: E402
 
 from envforge.files import write_atomic  # noqa: E402
 from envforge.lock import install_command, read_pip_settings  # noqa: E402
@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--request", action="append", help="another line; shown, not kept")
     options = parser.parse_args(argv)
     os.nice(10)
+    end_cleanly()
     sides = options.side or ["ours", "uv"]
     if options.request:
         bad = 0
