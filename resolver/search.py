@@ -35,7 +35,7 @@ from envforge.resolver.rows import BudgetError, Problem, Row, Solution, Stats, U
 from envforge.resolver.tables import Clause, Table, derived, read_rows, resolve
 from envforge.resolver.versions import ABSENT
 
-Term: TypeAlias = tuple[Table, int, int]  # (table, side, index of the row)
+Terms: TypeAlias = tuple[Table, int, list[int]]  # terms on one side of a table, by index of the row
 # What struck values out: a clause, or the rows of a table (with the side they struck from) that are merged on demand.
 Reason: TypeAlias = Clause | tuple[Table, int, Sequence[int]]
 
@@ -67,7 +67,7 @@ class Search:
         self.masks = list(self.fulls)  # what is still possible
         size = len(self.names)
         self.conditions: list[list[tuple[Table, int]]] = [[] for _ in range(size)]  # per variable: (table, side)
-        self.waiting: list[dict[int, list[Term]]] = [{} for _ in range(size)]  # per variable: value -> terms
+        self.waiting: list[dict[int, list[Terms]]] = [{} for _ in range(size)]  # per variable: value -> terms
         self.watched = [0] * size  # the values at which terms wait
         self.facts: list[Clause] = []  # rows with one term, or (impossible) none
         self.loose: list[Clause] = []  # rows that another absence than that of what they activate can break
@@ -121,18 +121,21 @@ class Search:
                     self.conditions[variable].append((table, side))
                 elif len(variables) > 1:
                     for index, out in enumerate(outs):
-                        self._wait(variable, out.bit_length() - 1, (table, side, index))
+                        self._wait(variable, out.bit_length() - 1, table, side, index)
                 if variable != activates:
                     blank = [index for index, out in enumerate(outs) if not out & ABSENT]
                     self.loose += [table.clause(index, self.fulls) for index in blank]
 
-    def _wait(self, variable: int, value: int, term: Term) -> None:
-        terms = self.waiting[variable].get(value)
-        if terms is None:
-            self.waiting[variable][value] = [term]
+    def _wait(self, variable: int, value: int, table: Table, side: int, index: int) -> None:
+        """Let a term wait at a value of its variable; neighbours of one table share an entry."""
+        entries = self.waiting[variable].get(value)
+        if entries is None:
+            self.waiting[variable][value] = [(table, side, [index])]
             self.watched[variable] |= 1 << value
+        elif entries[-1][0] is table:
+            entries[-1][2].append(index)
         else:
-            terms.append(term)
+            entries.append((table, side, [index]))
 
     # Narrowing
 
@@ -165,18 +168,21 @@ class Search:
                 low = gone & -gone
                 gone ^= low
                 value = low.bit_length() - 1
-                stay = []
-                for term in waiting.pop(value):
-                    table, side, index = term
-                    outside = table.outs[side][index] & possible
-                    if outside:
-                        self._wait(variable, outside.bit_length() - 1, term)
-                    else:
-                        stay.append(term)
-                        if table in held:
-                            held[table][1].append(index)
+                stay: list[Terms] = []
+                for table, side, indices in waiting.pop(value):
+                    outs, kept = table.outs[side], []
+                    for index in indices:
+                        outside = outs[index] & possible
+                        if outside:
+                            self._wait(variable, outside.bit_length() - 1, table, side, index)
                         else:
-                            held[table] = (side, [index])
+                            kept.append(index)
+                    if kept:
+                        stay.append((table, side, kept))
+                        if table in held:
+                            held[table][1].extend(kept)
+                        else:
+                            held[table] = (side, kept.copy())
                 if stay:
                     waiting[value] = stay
                 else:
@@ -276,7 +282,7 @@ class Search:
             table = Table(learned.variables, -1, [(outs, learned)])
             for side, variable in enumerate(learned.variables):
                 lost = self.trail[places[variable]].before & outs[side]
-                self._wait(variable, lost.bit_length() - 1, (table, side, 0))
+                self._wait(variable, lost.bit_length() - 1, table, side, 0)
 
     def _back(self, level: int) -> None:
         """Undo every level above `level`."""
