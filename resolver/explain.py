@@ -160,7 +160,9 @@ def _versions(enc: Encoding, name: str, mask: int, asked: Mapping[str, int] | No
 
 
 def span(enc: Encoding, name: str, mask: int) -> str:
-    """A set of versions in a sentence: a single one without its operator."""
+    """A set of versions in a sentence: a single one by itself, also where a range would mean no other."""
+    if mask and not mask & (mask - 1):
+        return enc.domains[name].values[mask.bit_length() - 2]
     text = enc.domains[name].describe(mask)
     return text[2:] if text.startswith("==") and "," not in text and "*" not in text else text
 
