@@ -1,15 +1,14 @@
 """The search alone: against resolvelib on the same constraints, and as the matrix grows.
 
-    python benchmarks/resolve/search.py [--json FILE] [--repeat N]
+    python benchmarks/resolve/search.py [matrix] [made-up] [growth] [--json FILE] [--repeat N] [--every N]
 
-Needs `pip install resolvelib`. Problems are made up, with the shape of real release histories: packages release at their
-own pace over the same years; each release asks for others in a range that starts some time before it and sometimes ends
-some time after it; neighbouring releases share their ranges, so that a package of 200 releases has some 20 distinct rows
-per dependency. A request names three packages and, two times in three, pins or caps
-a fourth. Both solvers get the sets as the same
-bitmasks, decide in the same order and try the newest first. The time is that of one resolution from prepared rows to
-the answer or the conflict, median of N runs each; problems that resolvelib cannot finish in its rounds count with the
-time until then.
+Needs `pip install resolvelib`. Times are processor time from the rows to the answer or the conflict, both solvers
+reading the same rows; ratios are taken per problem in one run. Problems that resolvelib does not finish within its
+rounds count with the time until then, so those ratios are lower bounds; how many there are is printed.
+
+matrix: every image x 12 driver branches x every compute capability of the matrix's GPUs, newest first.
+made-up: release histories of 30 packages x 200 releases, some 4,500 rows.
+growth: the same with ten times the releases, ten times the releases and rows, ten times the packages.
 """
 
 from __future__ import annotations
@@ -21,21 +20,27 @@ import statistics
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from resolvelib_adapter import resolvelib_answer
 
 from envforge.resolver.solve import Problem, Row, Solution, solve
 from envforge.resolver.versions import Domain
 
 ROUNDS = 300
+IMAGES = Path(__file__).resolve().parents[2] / "images"
 
 
 def make_problem(seed: int, packages: int = 30, releases: int = 200, dependencies: int = 8, runs: int = 20) -> Problem:
     """About `packages * dependencies * runs` rows over `packages` domains of `releases` values.
 
-    Time runs from 0 to 1. Dependencies go mostly from lower to higher numbers (trainers to libraries), a tenth the other
-    way, so that there are cycles.
+    Packages release at their own pace over the same years (time 0 to 1). Each release asks for others from some time
+    before it on; a quarter of the packages also cap half of what they ask for, some time after. Neighbouring releases
+    share their ranges: `runs` distinct rows per dependency. Dependencies go from lower to higher numbers (trainers to
+    libraries) but for a few, so that there are cycles. Three packages are requested and, two times in three, a fourth is
+    pinned or capped.
     """
     rng = random.Random(seed)
     names = [f"package-{i:04}" for i in range(packages)]
@@ -48,7 +53,7 @@ def make_problem(seed: int, packages: int = 30, releases: int = 200, dependencie
         return domains[name].full & ~((2 << first) - 1)
 
     for i, name in enumerate(names):
-        strict = rng.random() < 0.25
+        capping = rng.random() < 0.25
         near = range(i + 1, min(packages, i + 40))
         targets = rng.sample(near, min(dependencies, len(near)))
         if i and rng.random() < 0.1 * dependencies:
@@ -56,99 +61,64 @@ def make_problem(seed: int, packages: int = 30, releases: int = 200, dependencie
         for target in targets:
             other = names[target]
             window = rng.uniform(0.05, 0.3)
-            capped = 0.5 if strict else 0.0
             edges = sorted(rng.sample(range(1, releases), runs - 1))
             for low, high in zip([0, *edges], [*edges, releases], strict=True):
-                mask = (2 << high) - (2 << low)
                 at = times[name][low]
                 allowed = since(other, at - window * rng.uniform(0.5, 1.0))
-                if rng.random() < capped:
+                if capping and rng.random() < 0.5:
                     allowed &= ~since(other, at + window * rng.uniform(0.3, 1.0))
                 allowed = allowed or domains[other].all_mask
-                origin = (name, low, other)
-                rows.append(Row(((name, mask), (other, domains[other].outside(allowed))), origin, activates=other))
-    for name in sorted(rng.sample(names[: max(3, packages // 2)], 3)):
+                terms = ((name, (2 << high) - (2 << low)), (other, domains[other].outside(allowed)))
+                rows.append(Row(terms, (name, low, other), activates=other))
+    for name in rng.sample(names[: max(3, packages // 2)], 3):
         rows.append(Row(((name, 1),), ("request", name), activates=name))
     kind = rng.random()
-    if kind < 0.7:
+    if kind < 0.67:
         pinned = rng.choice(names[: max(4, packages // 2)])
-        at = rng.randint(releases // 3, releases)
-        allowed = 1 << at if kind < 0.35 else (2 << at) - 2
-        rows.append(Row(((pinned, domains[pinned].outside(allowed)),), ("request", pinned, at), activates=pinned))
+        at_release = rng.randint(releases // 3, releases)
+        allowed = 1 << at_release if kind < 0.33 else (2 << at_release) - 2
+        rows.append(Row(((pinned, domains[pinned].outside(allowed)),), ("request", pinned, kind), activates=pinned))
     rng.shuffle(rows)
     return Problem(domains, rows, {name: i for i, name in enumerate(names)})
 
 
-class Provider:
-    """resolvelib's view of a problem of requests and dependencies: a requirement is (name, allowed), a candidate
-    (name, position)."""
+def matrix_problems(every: int) -> Iterator[tuple[str, Problem]]:
+    """(what it is, problem) for the images on all hosts; every n-th of them."""
+    import yaml
 
-    def __init__(self, problem: Problem) -> None:
-        self.rank: Any = problem.rank
-        self.full = {name: domain.full for name, domain in problem.domains.items()}
-        self.root: list[tuple[str, int]] = []
-        self.needs: dict[str, list[tuple[int, tuple[str, int]]]] = {name: [] for name in problem.domains}
-        for row in sorted(problem.rows, key=lambda row: row.terms):
-            *condition, (name, mask) = row.terms
-            requirement = (name, self.full[name] & ~mask)
-            if condition:
-                self.needs[condition[0][0]].append((condition[0][1], requirement))
-            else:
-                self.root.append(requirement)
+    from envforge.matrix.load import load_matrix
+    from envforge.resolver.constraints import encode
+    from envforge.resolver.encoding import Options
+    from envforge.resolver.hosts import Host, HostGpu, known
+    from envforge.resolver.passes import ranks
+    from envforge.resolver.request import parse_request
 
-    def identify(self, requirement_or_candidate: tuple[str, int]) -> str:
-        return requirement_or_candidate[0]
-
-    def get_preference(self, identifier: str, *_: object, **__: object) -> int:
-        return int(self.rank[identifier])
-
-    def narrow_requirement_selection(self, identifiers: Iterable[str], *_: object, **__: object) -> Iterable[str]:
-        return identifiers
-
-    def find_matches(
-        self,
-        identifier: str,
-        requirements: Mapping[str, Iterator[tuple[str, int]]],
-        incompatibilities: Mapping[str, Iterator[tuple[str, int]]],
-    ) -> Callable[[], Iterator[tuple[str, int]]]:
-        allowed = self.full[identifier] & ~1
-        for _, mask in requirements[identifier]:
-            allowed &= mask
-        for _, position in incompatibilities[identifier]:
-            allowed &= ~(1 << position)
-
-        def newest_first() -> Iterator[tuple[str, int]]:
-            left = allowed
-            while left:
-                position = left.bit_length() - 1
-                left ^= 1 << position
-                yield identifier, position
-
-        return newest_first
-
-    def is_satisfied_by(self, requirement: tuple[str, int], candidate: tuple[str, int]) -> bool:
-        return bool(requirement[1] >> candidate[1] & 1)
-
-    def get_dependencies(self, candidate: tuple[str, int]) -> list[tuple[str, int]]:
-        name, position = candidate
-        return [requirement for mask, requirement in self.needs[name] if mask >> position & 1]
+    matrix = load_matrix()
+    drivers = {toolkit.branch: toolkit.driver for toolkit in matrix.toolkits if toolkit.driver}
+    gpus = {gpu.sm: gpu.name for gpu in matrix.gpus if gpu.arch != "aarch64"}
+    count = 0
+    for spec in sorted(IMAGES.glob("*/image.yaml")):
+        requests = tuple(parse_request(line) for line in yaml.safe_load(spec.read_text(encoding="utf-8"))["requests"])
+        for branch in sorted(drivers)[-12:]:
+            for name in gpus.values():
+                count += 1
+                if count % every:
+                    continue
+                host = known(Host("host", drivers[branch], (HostGpu(name, None),), glibc="2.35"), matrix)
+                enc = encode(matrix, requests, (host,), Options())
+                yield (
+                    f"{spec.parent.name}, driver {drivers[branch]}, {name}",
+                    Problem(enc.domains, enc.rows, ranks(enc)),
+                )
 
 
-def resolvelib_answer(provider: Provider) -> dict[str, int] | str | None:
-    """Position per name; None for a conflict; a word where it gave up."""
-    import resolvelib
-
-    try:
-        result = resolvelib.Resolver(provider, resolvelib.BaseReporter()).resolve(provider.root, max_rounds=ROUNDS)
-    except resolvelib.ResolutionTooDeep:
-        return "gave up"
-    except resolvelib.ResolutionImpossible:
-        return None
-    return {name: candidate[1] for name, candidate in result.mapping.items()}
+def made_up(every: int) -> Iterator[tuple[str, Problem]]:
+    for seed in range(0, 40, every):
+        yield f"seed {seed}", make_problem(seed)
 
 
 def timed(run: Callable[[], Any], repeat: int) -> tuple[float, Any]:
-    """Median seconds of processor time (this machine may be busy) and the last result."""
+    """Median seconds of processor time, and the last result."""
     seconds = []
     for _ in range(repeat):
         start = time.process_time()
@@ -157,61 +127,75 @@ def timed(run: Callable[[], Any], repeat: int) -> tuple[float, Any]:
     return statistics.median(seconds), result
 
 
-def compare(seeds: Iterable[int], repeat: int) -> dict[str, Any]:
-    ratios, ours_all, same = [], [], 0
-    gave_up = impossible = 0
-    for seed in seeds:
-        problem = make_problem(seed)
-        provider = Provider(problem)
+def compare(problems: Iterable[tuple[str, Problem]], repeat: int) -> dict[str, Any]:
+    ratios: list[float] = []
+    ours_all: list[float] = []
+    gave_up = impossible = other_answer = other_verdict = 0
+    for words, problem in problems:
         ours, found = timed(lambda problem=problem: solve(problem), repeat)  # type: ignore[misc]
-        theirs, other = timed(lambda provider=provider: resolvelib_answer(provider), 1)  # type: ignore[misc]
-        if theirs < 0.3:
-            theirs, other = timed(lambda provider=provider: resolvelib_answer(provider), repeat)  # type: ignore[misc]
+        theirs, other = timed(lambda problem=problem: resolvelib_answer(problem, ROUNDS), 1)  # type: ignore[misc]
+        if theirs < 0.1 and repeat > 1:
+            theirs, other = timed(lambda problem=problem: resolvelib_answer(problem, ROUNDS), repeat)  # type: ignore[misc]
         ratios.append(theirs / ours)
         ours_all.append(ours)
-        mine = {n: v for n, v in found.values.items() if v} if isinstance(found, Solution) else None
-        gave_up += other == "gave up"
+        mine = {name: at for name, at in found.values.items() if at} if isinstance(found, Solution) else None
         impossible += mine is None
-        same += other == mine
-        print(
-            f"seed {seed}: ours {ours * 1e3:8.2f} ms, resolvelib {theirs * 1e3:9.2f} ms, {found.stats} {other if isinstance(other, str) else other is not None}",
-            file=sys.stderr,
-        )
+        gave_up += isinstance(other, str)
+        if not isinstance(other, str):
+            other_verdict += (other is None) != (mine is None)
+            other_answer += other is not None and mine is not None and any(other.get(n) != p for n, p in mine.items())
+        print(f"{words}: {ours * 1e3:.2f} ms, resolvelib {theirs * 1e3:.2f} ms, {found.stats}", file=sys.stderr)
+    median = statistics.median(ours_all)
     return {
         "problems": len(ratios),
-        "unsolvable": impossible,
-        "same_answer": same,
+        "without_answer": impossible,
         "resolvelib_gave_up": gave_up,
-        "ours_ms": {"median": statistics.median(ours_all) * 1e3, "max": max(ours_all) * 1e3},
-        "times_faster": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        "other_verdict": other_verdict,
+        "other_answer": other_answer,
+        "ours_ms": {"median": round(median * 1e3, 2), "max": round(max(ours_all) * 1e3, 2)},
+        "slowest_over_median": round(max(ours_all) / median, 1),
+        "times_faster": {
+            "median": round(statistics.median(ratios), 1),
+            "min": round(min(ratios), 1),
+            "max": round(max(ratios), 1),
+        },
     }
 
 
-def growth(seeds: Sequence[int], repeat: int) -> dict[str, float]:
-    """How many times longer the same kind of problem takes, sums over all seeds."""
+def growth(repeat: int) -> dict[str, float]:
+    """How many times longer the same kind of problem takes: medians over ten problems each."""
 
-    def total(**size: int) -> float:
-        return sum(timed(lambda p=make_problem(seed, **size): solve(p), repeat)[0] for seed in seeds)  # type: ignore[misc]
+    def middle(**size: int) -> float:
+        times = []
+        for seed in range(10):
+            problem = make_problem(seed, **size)
+            times.append(timed(lambda problem=problem: solve(problem), repeat)[0])  # type: ignore[misc]
+        return statistics.median(times)
 
-    base = total()
+    base = middle()
     return {
-        "base_ms": base / len(seeds) * 1e3,
-        "releases_x10": total(releases=2000) / base,
-        "releases_and_rows_x10": total(releases=2000, runs=200) / base,
-        "packages_x10": total(packages=300) / base,
+        "base_ms": round(base * 1e3, 2),
+        "releases_x10": round(middle(releases=2000) / base, 1),
+        "releases_and_rows_x10": round(middle(releases=2000, runs=200) / base, 1),
+        "packages_x10": round(middle(packages=300) / base, 1),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time the search alone.")
+    parser.add_argument("parts", nargs="*", choices=["matrix", "made-up", "growth", []], default=[])
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--problems", type=int, default=40)
+    parser.add_argument("--every", type=int, default=1, help="take every n-th problem only")
     options = parser.parse_args()
-    figures = {
-        "against_resolvelib": compare(range(options.problems), options.repeat),
-        "growth": growth(range(10), options.repeat),
-    }
+    parts = options.parts or ["matrix", "made-up", "growth"]
+    figures: dict[str, Any] = {}
+    if "matrix" in parts:
+        figures["matrix"] = compare(matrix_problems(options.every), options.repeat)
+    if "made-up" in parts:
+        figures["made-up"] = compare(made_up(options.every), options.repeat)
+    if "growth" in parts:
+        figures["growth"] = growth(min(3, options.repeat))
     text = json.dumps(figures, indent=1)
     print(text)
     if options.json:
