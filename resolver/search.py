@@ -278,10 +278,10 @@ class Search:
         """Let the terms of a learned row wait, each at a value whose loss made it hold: going back far enough to free
         the term brings that value back."""
         if len(places) > 1:
-            outs = tuple([self.fulls[v] ^ mask for v, mask in zip(learned.variables, learned.masks, strict=True)])
-            table = Table(learned.variables, -1, [(outs, learned)])
+            outs = [[self.fulls[v] ^ mask] for v, mask in zip(learned.variables, learned.masks, strict=True)]
+            table = Table((learned.variables, -1), outs, [learned])
             for side, variable in enumerate(learned.variables):
-                lost = self.trail[places[variable]].before & outs[side]
+                lost = self.trail[places[variable]].before & outs[side][0]
                 self._wait(variable, lost.bit_length() - 1, table, side, 0)
 
     def _back(self, level: int) -> None:

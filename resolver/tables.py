@@ -7,10 +7,9 @@ more. So a table stores what lies outside, and a term holds when `possible & out
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import TypeAlias
 
-from envforge.resolver.rows import Row, Terms
+from envforge.resolver.rows import Row
 from envforge.resolver.versions import ABSENT
 
 
@@ -30,7 +29,6 @@ class Clause:
         self.steps: tuple[tuple[int, Clause], ...] = ()
 
 
-Item: TypeAlias = tuple[tuple[int, ...], Row | Clause]  # what lies outside each mask, and the row
 Key: TypeAlias = tuple[tuple[int, ...], int]  # variables, and the one that is activated or -1
 
 
@@ -42,11 +40,10 @@ class Table:
 
     __slots__ = ("activates", "outs", "rows", "variables")
 
-    def __init__(self, variables: tuple[int, ...], activates: int, items: Sequence[Item]) -> None:
-        self.variables = variables
-        self.activates = activates
-        self.outs = [list(column) for column in zip(*[outs for outs, _ in items], strict=True)]
-        self.rows = [row for _, row in items]
+    def __init__(self, key: Key, outs: list[list[int]], rows: Sequence[Row | Clause]) -> None:
+        self.variables, self.activates = key
+        self.outs = outs
+        self.rows = rows
 
     def clause(self, index: int, fulls: Sequence[int]) -> Clause:
         """One row."""
@@ -92,26 +89,43 @@ def read_rows(rows: Iterable[Row], numbers: Mapping[str, int], fulls: Sequence[i
     alike: dict[tuple[str | None, ...], list[Row]] = {}
     for row in rows:
         alike.setdefault((row.activates, *[name for name, _ in row.terms]), []).append(row)
-    groups: dict[Key, list[Item]] = {}
+    groups: dict[Key, tuple[list[list[int]], list[Row]]] = {}  # per key: columns of `outs`, and the rows
     for same in alike.values():
         key = _common_key(same[0], numbers)
         columns = _columns(same, key, numbers, fulls) if key else None
         if key and columns:
-            groups.setdefault(key, []).extend(zip(zip(*columns, strict=True), same, strict=True))
+            _join(groups, key, columns, same)
             continue
         for row in same:
             found = _normal(row, numbers, fulls)
             if found:
-                groups.setdefault(found[0], []).append((found[1], row))
-    tables = []
-    for variables, activates in sorted(groups):
-        items = groups[variables, activates]
-        if len(items) > 1:
-            items.sort(key=itemgetter(0))
-            if len({outs for outs, _ in items}) < len(items):
-                items = _distinct(items)
-        tables.append(Table(variables, activates, items))
-    return tables
+                _join(groups, found[0], [[out] for out in found[1]], [row])
+    return [Table(key, *_in_order(*groups[key])) for key in sorted(groups)]
+
+
+def _join(
+    groups: dict[Key, tuple[list[list[int]], list[Row]]], key: Key, columns: list[list[int]], rows: list[Row]
+) -> None:
+    if key not in groups:
+        groups[key] = columns, rows
+        return
+    for column, more in zip(groups[key][0], columns, strict=True):
+        column += more
+    groups[key][1].extend(rows)
+
+
+def _in_order(columns: list[list[int]], rows: list[Row]) -> tuple[list[list[int]], list[Row]]:
+    """Sorted by what they forbid; of rows that forbid the same, the one whose origin reads first."""
+    size = len(rows)
+    if size < 2:
+        return columns, rows
+    keys = list(zip(*columns, strict=True)) if columns else [()] * size
+    if len(set(keys)) < size:
+        order = sorted(range(size), key=lambda index: (keys[index], repr(rows[index].origin), rows[index].terms))
+        order = [index for place, index in enumerate(order) if not place or keys[index] != keys[order[place - 1]]]
+    else:
+        order = sorted(range(size), key=keys.__getitem__)
+    return [[column[index] for index in order] for column in columns], [rows[index] for index in order]
 
 
 def _common_key(row: Row, numbers: Mapping[str, int]) -> Key | None:
@@ -160,18 +174,3 @@ def _normal(row: Row, numbers: Mapping[str, int], fulls: Sequence[int]) -> tuple
     if target not in variables:  # no value of it would do: the other terms must not hold
         target = -1
     return (variables, target), tuple([outs[number] for number in variables])
-
-
-def _distinct(items: Sequence[Item]) -> list[Item]:
-    """Of neighbours that forbid the same, the one whose origin reads first."""
-    kept: list[Item] = []
-    for item in items:
-        if not kept or item[0] != kept[-1][0]:
-            kept.append(item)
-        elif _reading(item[1]) < _reading(kept[-1][1]):
-            kept[-1] = item
-    return kept
-
-
-def _reading(row: Row | Clause) -> tuple[str, Terms]:
-    return (repr(row.origin), row.terms) if isinstance(row, Row) else ("", ())
