@@ -122,7 +122,8 @@ class Provider:
 
 
 def resolvelib_answer(problem: Problem, rounds: int) -> dict[str, int] | str | None:
-    """Position per name, helpers left out; None for a conflict; "gave up" after so many rounds."""
+    """Position per name, helpers left out; None for a conflict; "gave up" after so many rounds, "crashed" where a cycle
+    sends resolvelib into endless recursion."""
     import resolvelib
 
     provider = Provider(problem)
@@ -133,6 +134,8 @@ def resolvelib_answer(problem: Problem, rounds: int) -> dict[str, int] | str | N
         result = resolver.resolve(provider.root, max_rounds=rounds)
     except resolvelib.ResolutionTooDeep:
         return "gave up"
+    except RecursionError:
+        return "crashed"
     except resolvelib.ResolutionImpossible:
         return None
     return {name: candidate[1] for name, candidate in result.mapping.items() if name in problem.domains}
