@@ -95,8 +95,8 @@ def test_a_file_that_includes_itself_is_named(capsys: pytest.CaptureFixture[str]
 
 
 def test_packages_outside_the_matrix_stay_in_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = envforge(capsys, "resolve", "torch==2.13.0", "rich>=13", "--driver", "none")
-    assert code == 0 and "\nrich>=13\n" in out and "outside-matrix" in out
+    code, out, _ = envforge(capsys, "resolve", "torch==2.13.0", "humanize>=4", "--driver", "none")
+    assert code == 0 and "\nhumanize>=4\n" in out and "outside-matrix" in out
 
 
 def test_a_slip_in_a_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
