@@ -28,6 +28,7 @@ COMMANDS = (
     "model",
     "config",
     "verify",
+    "job",
 )
 
 

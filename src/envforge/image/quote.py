@@ -6,9 +6,10 @@ import json
 import re
 
 from envforge.errors import DataError
+from envforge.words import env_name, reference
 
-_REFERENCE = re.compile(r"^[a-z0-9][A-Za-z0-9._:/-]{0,254}(@sha256:[0-9a-f]{64})?$")
-_ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+__all__ = ["argv", "debian_package", "env_name", "path", "quoted", "reference"]
+
 _PACKAGE = re.compile(r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?$")
 
 
@@ -40,28 +41,6 @@ def path(value: str) -> str:
 def argv(values: list[str]) -> str:
     """The exec form of RUN: no shell, and no expansion by the builder either."""
     return json.dumps([_printable(value, "an argument of a build step") for value in values], ensure_ascii=False)
-
-
-def reference(value: str) -> str:
-    """An image reference for FROM.
-
-    Raises:
-        DataError: not a reference (spaces, variables, upper-case repository, line breaks).
-    """
-    if not _REFERENCE.match(value):
-        raise DataError(f"{value!r} is not an image reference", "give it as name:tag or name@sha256:...")
-    return value
-
-
-def env_name(value: str) -> str:
-    """A variable's name.
-
-    Raises:
-        DataError: not a name that every shell and Docker take.
-    """
-    if not _ENV_NAME.match(value):
-        raise DataError(f"{value!r} is not a name for an environment variable", "use letters, digits and _")
-    return value
 
 
 def debian_package(value: str) -> str:
