@@ -10,8 +10,9 @@ import pytest
 from test_render import BASE, CPU, CPU_LOCK, GPU, SOURCE, Lock
 
 from envforge.errors import DiskFullError, ModelError, OutsideError, ProofFailedError, UsageError
-from envforge.image.build import PENDING, build_plan
+from envforge.image.build import build_plan
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
+from envforge.image.prove import PENDING
 from envforge.image.values import BaseInfo, BuildContext, BuildOptions, Progress, silent
 from envforge.resolver.plan import Plan
 from envforge.spec import ModelSpec, Spec

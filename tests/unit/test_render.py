@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from envforge.errors import DataError, UsageError
 from envforge.image import quote, render
 from envforge.image.address import content_address, image_tag
-from envforge.image.build import choose_base, pinned, render_plan
+from envforge.image.base import choose_base, pinned
+from envforge.image.build import render_plan
 from envforge.image.context import find_wheels, make_context, write_context
 from envforge.image.split import parse_lock, split_lock
 from envforge.image.values import BaseInfo, BuildOptions, Dialect, InstallSource

@@ -38,7 +38,8 @@ def render(
     import json
     import sys
 
-    from envforge.cli.build import find_plan, spec_pythons, stage_printer, surroundings
+    from envforge.cli.planned import find_plan, spec_pythons, surroundings
+    from envforge.cli.stages import stage_printer
     from envforge.errors import UsageError
     from envforge.image.build import render_plan
     from envforge.image.values import BuildOptions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,9 @@ from envforge.errors import EngineError, EnvforgeError, OutsideError
 from envforge.image.context import write_context
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
 from envforge.image.engines.dockercli import find_client
+from envforge.image.engines.probe import probe_words, read_probe
 from envforge.image.engines.process import stream, terminated_as_exit
+from envforge.image.engines.steps import BuildReader
 from envforge.image.failures import explain
 from envforge.image.values import BaseInfo, BuildContext, Event, Progress, silent
 
@@ -28,17 +29,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
-_STEP = re.compile(r"^#\d+ \[(?P<where>[^\]]*\d+/\d+)\] (?P<what>.*)$")
 _SPACE = re.compile(r"no space left on device|disk quota exceeded", re.I)
-# Prints what a base has; the version asked for is an argument.
-_PROBE = """
-printf 'python=%s\\n' "$(command -v "python$1" || true)"
-for file in /usr/local/bin/python3.[0-9]* /usr/bin/python3.[0-9]*; do
-    case $file in *-config | *'*') ;; *) [ -x "$file" ] && printf 'have=%s\\n' "${file##*/python}" ;; esac
-done
-printf 'glibc=%s\\n' "$(getconf GNU_LIBC_VERSION 2>/dev/null || true)"
-if [ -r /etc/os-release ]; then . /etc/os-release; printf 'os=%s%s\\n' "$ID" "$VERSION_ID"; fi
-"""
 
 
 class DockerEngine:
@@ -91,25 +82,8 @@ class DockerEngine:
             digests = [d for d in image.attrs.get("RepoDigests") or () if "@sha256:" in d]
             pinned = digests[0] if digests and "@" not in ref else ref
             digest = digests[0].split("@", 1)[1] if digests else str(image.id)
-            answer = self._run_container(
-                str(image.id), ["/bin/sh", "-c", _PROBE, "sh", python], entrypoint=True, network="none"
-            )
-        if answer.code != 0:
-            raise OutsideError(
-                f"the base image {ref} has no working shell: {answer.output.strip()[:200]}",
-                "take a Debian or Ubuntu base, such as python:3.11-slim-bookworm",
-                id="base",
-            )
-        facts = [line.partition("=") for line in answer.output.splitlines() if "=" in line]
-        path = next((value for key, _, value in facts if key == "python" and value), None)
-        return BaseInfo(
-            ref=pinned,
-            digest=digest,
-            python=path,
-            os=next((value for key, _, value in facts if key == "os"), None),
-            pythons=tuple(sorted({value for key, _, value in facts if key == "have"})),
-            glibc=next((value.removeprefix("glibc ") for key, _, value in facts if key == "glibc" and value), None),
-        )
+            answer = self._run_container(str(image.id), probe_words(python), entrypoint=True, network="none")
+        return read_probe(ref, digest, answer.code, answer.output, named=pinned)
 
     def _get(self, ref: str) -> Any:
         from docker.errors import ImageNotFound
@@ -187,7 +161,7 @@ class DockerEngine:
         if client.buildx:
             argv += ["--load", "--provenance=false"]
         argv.append(str(place))
-        reader = _BuildReader(progress)
+        reader = BuildReader(progress)
         try:
             done = stream(
                 argv,
@@ -323,40 +297,6 @@ class DockerEngine:
         return "nvidia" in (info.get("Runtimes") or {}) or any(
             str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or ()
         )
-
-
-class _BuildReader:
-    """BuildKit's plain progress -> events: a new step is a stage, the rest are lines."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.seen: set[str] = set()
-
-    def __call__(self, line: str) -> None:
-        match = _STEP.match(line)
-        if match and match["where"] not in self.seen:
-            self.seen.add(match["where"])
-            self.progress(Event("stage", f"{match['where']} {_step_name(match['what'])}"))
-        elif line.startswith("#") and " exporting to image" in line:
-            self.progress(Event("stage", "writing the image"))
-        else:
-            self.progress(Event("line", line))
-
-
-def _step_name(text: str) -> str:
-    """A step in a few words: what our scripts do, not their command lines."""
-    if "install.sh" in text:
-        words = json.loads(text[text.index('["') :]) if text.endswith("]") else []
-        action = words[2] if len(words) > 2 else ""
-        if action == "part":
-            return f"installing {words[-1].rpartition('/')[2]}"
-        named = {"env": "making the environment", "compile": "compiling", "compiled": "taking over what was compiled"}
-        return named.get(action, action)
-    if "system.sh" in text:
-        return "installing system packages"
-    if "folders.sh" in text:
-        return "making folders"
-    return text[:80]
 
 
 def _lines(container: Container) -> Iterator[str]:

@@ -1,0 +1,120 @@
+"""Which base image a plan stands on, and the stage that compiles what has no wheel."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from envforge.errors import UsageError
+from envforge.image import quote
+from envforge.image.engines import Engine
+from envforge.image.render import Compile, compile_stage, needs_toolkit
+from envforge.image.values import BaseInfo, BuildOptions, LockLike, Progress
+from envforge.resolver.plan import Plan
+
+if TYPE_CHECKING:
+    from envforge.matrix.model import Base
+
+
+def choose_base(plan: Plan, lock: LockLike, bases: tuple[Base, ...]) -> Base:
+    """The base for a plan: slim, unless something in the lock needs a CUDA toolkit while it runs (deepspeed).
+
+    Raises:
+        UsageError: the matrix has no base with the plan's Python.
+    """
+    toolkit = needs_toolkit(plan)
+    if toolkit:
+        found = devel_base(plan, bases)
+    else:
+        fits = (base for base in bases if plan.python in base.pythons and plan.target.arch in base.arch)
+        found = next((base for base in fits if base.kind == "slim"), None)
+    if found is not None:
+        return found
+    what = f"a CUDA {plan.cuda} toolkit and Python {plan.python}" if toolkit else f"Python {plan.python}"
+    known = sorted(
+        {python for base in bases if base.kind == ("cuda-devel" if toolkit else "slim") for python in base.pythons}
+    )
+    raise UsageError(
+        f"no base image is known with {what}",
+        f"name one with --base REF, or plan for Python {', '.join(known) or 'another version'}",
+        id="no-base",
+    )
+
+
+def devel_base(plan: Plan, bases: tuple[Base, ...]) -> Base | None:
+    """The CUDA toolkit image for a plan: torch's own CUDA minor, else the nearest older one of that major, else any.
+
+    Any minor of the major compiles what torch's major runs; an older one asks less of the driver.
+    """
+    wanted = _numbers(plan.cuda or "")
+    fits = [
+        base
+        for base in bases
+        if base.kind == "cuda-devel"
+        and plan.python in base.pythons
+        and plan.target.arch in base.arch
+        and _numbers(base.cuda or "")[:1] == wanted[:1]
+    ]
+    older = [base for base in fits if _numbers(base.cuda or "")[:2] <= wanted[:2]]
+    if older:
+        return max(older, key=lambda base: _numbers(base.cuda or ""))
+    return min(fits, key=lambda base: _numbers(base.cuda or ""), default=None)
+
+
+def pinned(base: Base | None) -> str:
+    """The reference with its digest, where that is known."""
+    assert base is not None
+    return f"{base.ref}@{base.digest}" if base.digest and "@" not in base.ref else base.ref
+
+
+def find_base(
+    plan: Plan, lock: LockLike, options: BuildOptions, bases: tuple[Base, ...], engine: Engine, progress: Progress
+) -> BaseInfo:
+    """The base of a build, looked at by its engine.
+
+    Raises:
+        UsageError: it has no Python of the plan's version. Others of the engine.
+    """
+    if engine.name == "venv":
+        return engine.base(options.base or "", plan.python, progress)
+    ref = quote.reference(options.base or pinned(choose_base(plan, lock, bases)))
+    base = engine.base(ref, plan.python, progress)
+    if base.python is None:
+        # The interpreter may come from the distribution's own archive: what the matrix says its release brings.
+        if any(known.os == base.os and plan.python in known.pythons and known.kind != "slim" for known in bases):
+            return replace(base, install_python=True)
+        there = f"it has {', '.join(base.pythons)}" if base.pythons else "it has no Python at all"
+        raise UsageError(
+            f"the base image {ref} has no Python {plan.python}, which the plan is for ({there})",
+            "name another base with --base, or plan for another version with --python",
+            id="base-python",
+        )
+    return base
+
+
+def stage_for(plan: Plan, bases: tuple[Base, ...]) -> Compile | None:
+    """The compile stage, None where every package of the plan has wheels.
+
+    Raises:
+        UsageError: no base with such a toolkit is known.
+    """
+    if not plan.source_only:
+        return None
+    base = devel_base(plan, bases)
+    if base is not None:
+        return compile_stage(plan, pinned(base), _memory_gib())
+    raise UsageError(
+        f"{', '.join(plan.source_only)} must be compiled, and no base with a CUDA {plan.cuda} toolkit and Python "
+        f"{plan.python} is known",
+        "plan for the Python of such a base with --python, or leave the package out",
+        id="no-base",
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
