@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harvest_index import FakeIndex, serve
+from harvest_index import FakeIndex, metadata, serve, wheel
 from typer.testing import CliRunner
 
 from envforge import settings
 from envforge.errors import IndexUnreachableError, UsageError
 from envforge.harvest import news
 from envforge.keep.newer import wanted
-from envforge.matrix.load import DATA
+from envforge.matrix.load import DATA, load_matrix
 from envforge.matrix.releases import RELEASES, Release, load_releases
 from envforge.resolver.request import parse_request
 
@@ -114,6 +114,36 @@ def test_a_new_release_is_told_with_what_it_means_and_written_when_asked(index: 
     told, known = load_releases("peft", folder / "releases")[:-1], load_releases("peft")
     assert [replace(row, requires=()) for row in told] == [replace(row, requires=()) for row in known]
     assert [set(row.requires) for row in told] == [set(row.requires) for row in known]
+
+
+def test_what_a_new_transformers_checks_at_run_time_becomes_rows(index: FakeIndex, folder: Path) -> None:
+    for row in load_releases("transformers"):
+        mirror(index, "transformers", row)
+    members = {
+        "transformers/dependency_versions_table.py": 'deps = {"torch": "torch>=2.8"}\n',
+        "transformers/utils/import_utils.py": 'ACCELERATE_MIN_VERSION = "1.1.0"\nBITSANDBYTES_MIN_VERSION = "0.49.9"\n'
+        'if bad:\n    logger.warning(f"Disabling PyTorch because PyTorch >= 2.8 is required but found {v}")\n',
+        "transformers/integrations/peft.py": 'MIN_PEFT_VERSION = "0.21.0"\n',
+    }
+    needs = list(load_releases("transformers")[-1].requires)
+    body = wheel("transformers", "5.99.0", needs, members)
+    beside = metadata("transformers", "5.99.0", needs)
+    index.add("transformers", "transformers-5.99.0-py3-none-any.whl", body, "2026-12-06", beside=beside)
+    before = (folder / "data" / "transformers-floors.yaml").read_text()
+    code, out, _ = update(folder, "transformers", "--write")
+    assert code == 0
+    told = [line for line in out.splitlines() if line.startswith("new row, read from the wheel: ")]
+    assert len(told) == 2 and "asks for bitsandbytes >=0.50.0" in told[0], "0.49.9 is no release: the next one is named"
+    assert "with torch <2.8 transformers silently" in told[1]
+    assert "checks peft >=0.21.0 only, the row says >=0.22.0" in out, "a floor that fell needs a hand"
+    after = load_matrix(folder / "data")
+    rules = {rule.id: rule for rule in after.rules}
+    assert rules["transformers-torch-5.99.0"].needs == {"torch": ">=2.8"}
+    assert rules["transformers-torch-5.99.0"].level == "hard"
+    assert "5.99.0 wheel contents" in rules["transformers-torch-5.99.0"].source.text
+    assert rules["transformers-bitsandbytes-5.99.0"].warning == "transformers-table"
+    kept = set(before.splitlines()) - set((folder / "data" / "transformers-floors.yaml").read_text().splitlines())
+    assert not kept, "rows are added, none is changed"
 
 
 @pytest.mark.parametrize("mood", ["500", "nonsense", "another project", "lost", "slow"])

@@ -248,6 +248,7 @@ def _update_json(found: Update, written: list[Path], asked: int) -> dict[str, An
         "packages": [_package_json(one) for one in found.packages],
         "users": list(found.images),
         "findings": [finding.to_json() for finding in found.findings],
+        "floors": [{"transformers": row.version, row.package: f">={row.minimum}"} for row in found.floors],
         "notes": list(found.notes),
         "written": [path.name for path in written],
         "requests": asked,
@@ -270,6 +271,8 @@ def _print_update(found: Update, written: list[Path], asked: int, write: bool) -
         typer.echo("for users of the ready-made stacks:")
         for line in found.images or ("nothing changes",):
             typer.echo(f"  {line}")
+    for row in found.floors:
+        typer.echo(f"new row, read from the wheel: {row.text}")
     if found.findings:
         typer.echo("the new releases need a hand:")
         for finding in found.findings:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from envforge.errors import EnvforgeError, UsageError
 from envforge.files import write_atomic
-from envforge.harvest import PACKAGES, Harvest, Index, harvest, news, write
+from envforge.harvest import PACKAGES, Floors, Harvest, Index, harvest, news, transformers_floors, write
+from envforge.keep.floors import MAX_WHEELS, FloorRow, compare, write_rows
 from envforge.keep.images import changes, image_answers
 from envforge.matrix.check import Finding, check_matrix
+from envforge.matrix.check_torch import final
 from envforge.matrix.load import DATA
 from envforge.matrix.releases import RELEASES, Release, known_packages, load_releases
 
@@ -50,6 +52,7 @@ class Update:
     images: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    floors: tuple[FloorRow, ...] = ()
 
     @property
     def changed(self) -> tuple[PackageUpdate, ...]:
@@ -124,6 +127,9 @@ def update(
         lines = news(one.name, one.harvest.old, one.harvest.releases, PACKAGES) if one.harvest else []
         told.append(PackageUpdate(one.name, tuple(with_caps(one.name, lines, new_load)), one.harvest, one.error))
     notes = tuple(note for one in done if one.harvest for note in one.harvest.notes)
+    read, unread = _floors(fresh.get("transformers", ()), old_load("transformers"), index)
+    notes += unread
+    rows, lower = compare(read, matrix, new_load)
     if not fresh:
         return Update(tuple(told), notes=notes)
     seen = changes(image_answers(matrix, old_load), image_answers(matrix, new_load))
@@ -131,7 +137,19 @@ def update(
     before = {(f.id, f.where, f.row, f.what) for f in check_matrix(data, releases=folder)}
     after = check_matrix(data, load=new_load, released=released)
     findings = tuple(f for f in after if (f.id, f.where, f.row, f.what) not in before and f.id != "policy")
-    return Update(tuple(told), tuple(seen), findings, notes)
+    return Update(tuple(told), tuple(seen), findings + lower, notes, rows)
+
+
+def _floors(new: tuple[Release, ...], old: tuple[Release, ...], index: Index) -> tuple[list[Floors], tuple[str, ...]]:
+    """What the newest of the new transformers releases check inside themselves, and a note on each unread one."""
+    known = {release.version for release in old}
+    found, notes = [], []
+    for release in [r for r in final(new) if r.version not in known][-MAX_WHEELS:]:
+        try:
+            found.append(transformers_floors(release.version, index))
+        except EnvforgeError as error:
+            notes.append(f"transformers {release.version}: its run-time floors were not read: {error.cause}")
+    return found, tuple(notes)
 
 
 def with_caps(name: str, lines: Sequence[str], load: Callable[[str], tuple[Release, ...]]) -> list[str]:
@@ -170,7 +188,7 @@ def capped(name: str, version: str, load: Callable[[str], tuple[Release, ...]]) 
 def write_update(
     update: Update, today: str, *, folder: Path = RELEASES, data: Path = DATA, whole: bool = False
 ) -> list[Path]:
-    """Write what changed: the release files, then the day up to which the matrix is complete.
+    """Write what changed: the run-time floors, the release files, then the day up to which the matrix is complete.
 
     Args:
         today: ISO date. whole: every package was asked, so the matrix is complete up to today.
@@ -178,7 +196,7 @@ def write_update(
     Raises:
         UsageError, DiskFullError: a file cannot be written; those before it are whole.
     """
-    written = []
+    written = [path] if (path := write_rows(update.floors, today, data)) else []
     newest = ""
     for one in update.changed:
         assert one.harvest is not None
