@@ -17,8 +17,7 @@ from envforge import words
 from envforge.errors import DataError
 
 PREFLIGHT_EXIT = 86  # the node was refused before user code ran
-ENTRYPOINT = "/opt/envforge/bin/envforge-entrypoint"
-PREFLIGHT = "/opt/envforge/bin/envforge-preflight"
+ENTRYPOINT = "/opt/envforge/bin/envforge-entrypoint"  # `preflight [OPTION...]`, `verify [OPTION...]` or a command
 DIGEST_VARIABLE = "ENVFORGE_IMAGE_DIGEST"  # the image cannot know its own digest: the job tells it
 RECEIPT = "receipt.json"
 MAX_NODES = 10_000
