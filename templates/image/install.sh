@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs one part of the lock into the environment while an image is built. Fixed text: every value comes as an argument.
 #   install.sh env PYTHON ENV       make the empty environment with the base's own interpreter
-#   install.sh part ENV PART        install PART/requirements.txt (hashed, exact), wheels first looked for in PART/wheels
+#   install.sh part ENV PART HEADERS  install PART/requirements.txt (hashed, exact), wheels first looked for in PART/wheels;
+#                                   HEADERS: keep-headers or no-headers (nothing will ever compile in the image)
 #   install.sh compile ENV PART TARGET   compile PART/requirements.txt against what ENV holds, into the folder TARGET
 #   install.sh compiled ENV FOLDER  put what another stage compiled into the environment
 #   install.sh mark ENV             remember what is there, so that `divide` can tell the parts apart
@@ -23,9 +24,14 @@ secret() { # prints the path of a secret, or nothing
     done
 }
 
-slim() { # static archives are never loaded, and bytecode is made where it is run
-    find "$1" -name '*.a' -type f -delete
-    find "$1" -name '__pycache__' -type d -prune -exec rm -rf {} +
+slim() { # ENV HEADERS [PART]: a compiler that the base brings may be used, so it keeps the headers too
+    headers=$2
+    for compiler in cc gcc g++ clang nvcc; do
+        if command -v "$compiler" >/dev/null; then
+            headers=keep-headers
+        fi
+    done
+    "$1/bin/python" -I -B "$root/scripts/slim.py" "$1" "$headers" ${3:+"$3/requirements.txt"}
 }
 
 # The cache is named here because the image's own environment points elsewhere, into a folder that stays in the layer.
@@ -74,7 +80,7 @@ part | compile)
     "$uv" --config-file "$config" pip install --python "$env/bin/python" --no-deps --require-hashes \
         --only-binary :all: --index-strategy unsafe-best-match \
         --find-links "$part/wheels" --requirements "$part/requirements.txt"
-    slim "$env"
+    slim "$env" "${3:-keep-headers}" "$part"
     ;;
 compiled)
     site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -84,7 +90,7 @@ compiled)
         *) cp -a "$entry" "$site/" ;;
         esac
     done
-    slim "$1"
+    slim "$1" keep-headers
     ;;
 mark)
     cd "$1" && find . ! -type d | sort >/tmp/envforge-mark

@@ -128,7 +128,7 @@ def test_what_every_dockerfile_keeps_to(case: str) -> None:
             assert words[0] == "/bin/sh"
             assert words[1].startswith("/run/envforge/scripts/")
     assert ("--mount" in text) == (not case.endswith("plain"))
-    torch, stack = text.index('parts/torch"]'), text.index('parts/stack"]')
+    torch, stack = text.index('parts/torch", "'), text.index('parts/stack", "')
     assert torch < stack < text.index("image/") < first_label_at(text)
 
 

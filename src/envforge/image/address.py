@@ -25,7 +25,8 @@ def sha256(data: bytes) -> str:
 
 def template_files() -> tuple[Path, ...]:
     """The templates that end up in an image, sorted."""
-    return (TEMPLATES / "Dockerfile.j2", *sorted((TEMPLATES / "image").glob("*.sh")))
+    scripts = sorted(p for p in (TEMPLATES / "image").iterdir() if p.suffix in (".sh", ".py"))
+    return (TEMPLATES / "Dockerfile.j2", *scripts)
 
 
 def verify_files() -> tuple[Path, ...]:

@@ -67,7 +67,7 @@ def make_context(
             plan, lock, spec, base, labels, dialect=dialect, compile_stage=compile_stage
         )
         files["Dockerfile"] = _text(dockerfile)
-    for script in ("install.sh", "system.sh", "folders.sh"):
+    for script in ("install.sh", "slim.py", "system.sh", "folders.sh"):
         files[f"build/scripts/{script}"] = ContextFile((render.TEMPLATES / "image" / script).read_bytes(), True)
     files["build/uv/uv"] = ContextFile(uv_binary(), True)
     wheels = find_wheels(parse_lock(lock.requirements), source.wheelhouses)

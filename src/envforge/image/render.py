@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import re
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -86,6 +87,13 @@ def needs_compiler(plan: Plan, lock: LockLike) -> bool:
         return False
     names = {requirement.name for requirement in parse_lock(lock.requirements)}
     return bool(names & {"triton", "pytorch-triton", "unsloth"})
+
+
+def may_compile(plan: Plan, spec: Spec) -> bool:
+    """Whether something in the image may compile against torch's headers: on a GPU always (Triton, cpp_extension,
+    NVRTC), on a CPU only with a compiler that the spec adds."""
+    compilers = re.compile(r"(gcc|g\+\+|clang|build-essential|cuda-nvcc)([-=].*)?")
+    return plan.variant != "cpu" or any(compilers.fullmatch(name) for name in spec.system_packages)
 
 
 def needs_toolkit(plan: Plan) -> bool:
@@ -217,6 +225,7 @@ def render_dockerfile(
         "system": [*flags, *system],
         "user_system": [quote.debian_package(name) for name in spec.system_packages],
         "compile": compile_stage,
+        "headers": "keep-headers" if may_compile(plan, spec) else "no-headers",
         "scripts": _SCRIPTS,
         "parts": _PARTS,
         "site": f"{ENV_PREFIX}/lib/python{plan.python}/site-packages/",

@@ -11,10 +11,10 @@ COPY ["build/uv/", "/run/envforge/uv/"]
 COPY ["build/settings/", "/run/envforge/settings/"]
 RUN ["/bin/sh", "/run/envforge/scripts/install.sh", "env", "3.11", "/opt/envforge/env"]
 COPY ["build/parts/torch/", "/run/envforge/parts/torch/"]
-RUN ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch"]
+RUN ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch", "no-headers"]
 RUN ["/bin/sh", "/run/envforge/scripts/install.sh", "mark", "/opt/envforge/env"]
 COPY ["build/parts/stack/", "/run/envforge/parts/stack/"]
-RUN ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/stack"]
+RUN ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/stack", "no-headers"]
 RUN ["/bin/sh", "/run/envforge/scripts/install.sh", "divide", "/opt/envforge/env", "/run/envforge/layers"]
 
 FROM system AS runtime

@@ -16,14 +16,14 @@ RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=secret,id=uv.toml \
     --mount=type=secret,id=ca.pem \
     --mount=type=cache,id=envforge-uv,target=/run/envforge/cache \
-    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch"]
+    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch", "keep-headers"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=bind,source=build/uv,target=/run/envforge/uv \
     --mount=type=bind,source=build/parts/stack,target=/run/envforge/parts/stack \
     --mount=type=secret,id=uv.toml \
     --mount=type=secret,id=ca.pem \
     --mount=type=cache,id=envforge-uv,target=/run/envforge/cache \
-    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/stack"]
+    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/stack", "keep-headers"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=bind,source=build/uv,target=/run/envforge/uv \
     --mount=type=bind,source=build/parts/compile,target=/run/envforge/parts/compile \
@@ -47,14 +47,14 @@ RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=secret,id=uv.toml \
     --mount=type=secret,id=ca.pem \
     --mount=type=cache,id=envforge-uv,target=/run/envforge/cache \
-    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch"]
+    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch", "keep-headers"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=bind,source=build/uv,target=/run/envforge/uv \
     --mount=type=bind,source=build/parts/stack,target=/run/envforge/parts/stack \
     --mount=type=secret,id=uv.toml \
     --mount=type=secret,id=ca.pem \
     --mount=type=cache,id=envforge-uv,target=/run/envforge/cache \
-    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/stack"]
+    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/stack", "keep-headers"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=bind,from=compile,source=/run/envforge/compiled,target=/run/envforge/compiled \
     ["/bin/sh", "/run/envforge/scripts/install.sh", "compiled", "/opt/envforge/env", "/run/envforge/compiled"]

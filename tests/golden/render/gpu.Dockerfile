@@ -17,14 +17,14 @@ RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=secret,id=uv.toml \
     --mount=type=secret,id=ca.pem \
     --mount=type=cache,id=envforge-uv,target=/run/envforge/cache \
-    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch"]
+    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch", "keep-headers"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=bind,source=build/uv,target=/run/envforge/uv \
     --mount=type=bind,source=build/parts/stack,target=/run/envforge/parts/stack \
     --mount=type=secret,id=uv.toml \
     --mount=type=secret,id=ca.pem \
     --mount=type=cache,id=envforge-uv,target=/run/envforge/cache \
-    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/stack"]
+    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/stack", "keep-headers"]
 COPY ["image/", "/opt/envforge/"]
 COPY ["site/", "/opt/envforge/env/lib/python3.11/site-packages/"]
 USER 1000:0

@@ -15,7 +15,7 @@ RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=secret,id=uv.toml \
     --mount=type=secret,id=ca.pem \
     --mount=type=cache,id=envforge-uv,target=/run/envforge/cache \
-    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch"]
+    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch", "no-headers"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     ["/bin/sh", "/run/envforge/scripts/system.sh", "libsndfile1", "ffmpeg=7:5.1.6-0+deb12u1"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
@@ -24,7 +24,7 @@ RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=secret,id=uv.toml \
     --mount=type=secret,id=ca.pem \
     --mount=type=cache,id=envforge-uv,target=/run/envforge/cache \
-    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/stack"]
+    ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/stack", "no-headers"]
 COPY ["image/", "/opt/envforge/"]
 COPY ["site/", "/opt/envforge/env/lib/python3.11/site-packages/"]
 COPY ["files/0000", "/etc/own stack.conf"]
