@@ -11,7 +11,7 @@ from envforge.matrix.model import Gpu, Matrix
 # What a driver or a shop adds to a product name without making it another chip.
 _NOISE = re.compile(
     r"""nvidia|corporation|tesla|geforce|quadro|grid|graphics|gpu|generation|edition|accelerator
-      |sxm[0-9]?|pcie|pci|pcie[0-9]|nvl[0-9]*|dgxs|oam|hgx|dgx|lp|super\ ?pod
+      |sxm[0-9]?|pcie|pci|pcie[0-9]|nvl[0-9]*|dgxs|oam|hgx|dgx|lp|ac|super\ ?pod
       |hbm[0-9]?e?|gddr[0-9]x?|[0-9]+(gb|gib|g)|[0-9]+e
       |pg[0-9]{3}|[0-9]{3}|h  # board numbers such as PG509-200, and the -H of V100-SXM3-32GB-H
       """,

@@ -149,6 +149,31 @@ def test_rows_of_site_user_and_project_lie_over_the_shipped_ones(machine: Path) 
     assert layered_matrix(machine / "project").hash != matrix.hash
 
 
+def test_a_gpu_of_the_site_is_known_to_detect(machine: Path) -> None:
+    record = machine / "record"
+    record.mkdir()
+    (record / "nvidia-smi-query.csv").write_text(
+        "0, NVIDIA House Card, 570.86.15, [N/A], 81559, 1, Disabled, GPU-1, 0000:01:00.0\n"
+    )
+    (record / "nvidia-smi.txt").write_text(
+        "| NVIDIA-SMI 570.86.15   Driver Version: 570.86.15   CUDA Version: 12.8 |\n"
+    )
+
+    def capability() -> object:
+        code, out = run("detect", "--recorded", str(record), "--json")
+        assert code == 0
+        return json.loads(out)["gpus"][0]["sm"]
+
+    assert capability() is None
+    (machine / "site" / "matrix.d").mkdir()
+    (machine / "site" / "matrix.d" / "gpus.yaml").write_text(
+        'sources:\n  ours: {text: "our cluster", confidence: verified-by-execution}\n'
+        'gpus:\n- {name: House Card, sm: "9.0", memory_gib: [80], architecture: Hopper, bf16: true, fp8: true, '
+        'data_center: true, forward: true, first_cuda: "11.8", source: ours}\n'
+    )
+    assert capability() == "9.0"
+
+
 def test_a_fault_in_a_layer_names_its_file(machine: Path) -> None:
     rows(machine, "site", 6)
     path = machine / "site" / "matrix.d" / "rows.yaml"
@@ -160,10 +185,10 @@ def test_a_fault_in_a_layer_names_its_file(machine: Path) -> None:
 def run(*words: str) -> tuple[int, str]:
     from typer import Typer
 
-    from envforge.cli import config, matrix, resolve
+    from envforge.cli import config, detect, matrix, resolve
 
     app = Typer()
-    for module in (config, matrix, resolve):
+    for module in (config, detect, matrix, resolve):
         module.register(app)
     result = CliRunner().invoke(app, list(words))
     if result.exception and not isinstance(result.exception, SystemExit):

@@ -50,7 +50,8 @@ MATRIX = load_matrix(use_cache=False)
         ("NVIDIA GH200 144G HBM3e", "GH200", "9.0"),
         ("NVIDIA B200", "B200", "10.0"),
         ("NVIDIA GB200", "GB200", "10.0"),
-        ("NVIDIA B300 SXM6 AC", None, None),  # a suffix nobody has seen yet is not guessed away
+        ("NVIDIA B300 SXM6 AC", "B300", "10.3"),
+        ("NVIDIA B300 SXM6 QX", None, None),  # a suffix nobody has seen yet is not guessed away
         ("NVIDIA GB10", "GB10 (DGX Spark)", "12.1"),
         ("NVIDIA L4", "L4", "8.9"),
         ("NVIDIA L40", "L40", "8.9"),

@@ -75,13 +75,13 @@ def find_facts(
     from envforge.errors import DataError
     from envforge.host import check_new_folder, gather, interpret, read_record, write_record
     from envforge.host.names import gpu_finder
-    from envforge.matrix.load import load_matrix
+    from envforge.settings import layered_matrix
 
     override = _override(driver, "--driver")
     if override is None and recorded is None:
         override = _override(os.environ.get("ENVFORGE_DRIVER") or None, "ENVFORGE_DRIVER")
     try:
-        finder = gpu_finder(load_matrix())
+        finder = gpu_finder(layered_matrix())
     except DataError as error:
         # A broken matrix layer must not keep anyone from seeing the machine's own facts.
         typer.echo(f"warning: GPU names are not looked up: {error.cause}", err=True)

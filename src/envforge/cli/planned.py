@@ -51,9 +51,9 @@ def surroundings(
 ) -> Around:
     """Look at where the environment will stand. Without an engine the matrix's slim bases stand for it."""
     from envforge.image.engines.venv import VenvEngine
-    from envforge.matrix.load import load_matrix
+    from envforge.settings import layered_matrix
 
-    matrix = load_matrix()
+    matrix = layered_matrix()
     glibc: str | None = None
     if isinstance(engine, VenvEngine):
         there = engine.pythons() if base is None else ()

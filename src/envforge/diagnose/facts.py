@@ -147,9 +147,9 @@ class Facts:
         if not self._loaded:
             self._loaded = True
             try:
-                from envforge.matrix.load import load_matrix
+                from envforge.settings import layered_matrix
 
-                self._matrix = load_matrix()
+                self._matrix = layered_matrix()
             except EnvforgeError as error:
                 self.note = f"judged without the matrix: {error.cause.splitlines()[0]}"
         return self._matrix

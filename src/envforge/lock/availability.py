@@ -218,9 +218,10 @@ def probe_availability(
 
 def default_variants(arch: str = "x86_64") -> dict[str, str]:
     """torch minor -> the variant that a plain install from the default index gives, from the matrix."""
-    from envforge.matrix.load import load_matrix
+    from envforge.settings import layered_matrix
 
-    return {build.torch: build.variant for build in load_matrix().torch_builds if build.default and build.arch == arch}
+    builds = layered_matrix().torch_builds
+    return {build.torch: build.variant for build in builds if build.default and build.arch == arch}
 
 
 def _named(where: str) -> str:
