@@ -1,5 +1,5 @@
 #!/bin/sh
-# envforge-entrypoint verify [OPTION...] | COMMAND [ARGUMENT...]
+# envforge-entrypoint verify [OPTION...] | preflight [OPTION...] | COMMAND [ARGUMENT...]
 # Stands in <root>/bin; the environment is <root>/env. Runs the command in its place, so signals and exit codes are its own.
 set -eu
 
@@ -55,7 +55,17 @@ verify)
     exec "$root/env/bin/python" -m envforge.verify --plan "$root/plan.json" --lock "$root/requirements.txt" \
         --settings "$root/verify.json" "$@"
     ;;
+preflight)
+    shift
+    exec "$root/env/bin/python" -IS "$root/preflight.py" "$@"
+    ;;
 *)
+    # A node that cannot run this image is told at once (exit 86), not after the model was loaded. Jobs have looked
+    # before, once per node, and say so; `verify` looks closer itself.
+    case ${ENVFORGE_PREFLIGHT:-} in
+    off | done) ;;
+    *) "$root/env/bin/python" -IS "$root/preflight.py" --quiet || exit $? ;;
+    esac
     exec "$@"
     ;;
 esac

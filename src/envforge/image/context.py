@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from envforge.errors import DataError, DiskFullError, OutsideError, UsageError
 from envforge.image import render
 from envforge.image.address import VERIFY, content_address, image_tag, verify_files
+from envforge.image.facts import preflight_facts
 from envforge.image.split import Requirement, normalise, parse_lock, split_lock
 from envforge.image.values import (
     BaseInfo,
@@ -83,7 +84,7 @@ def make_context(
         files["build/settings/uv.toml"] = _text(source.uv_config)
         if source.ca is not None:
             files["build/settings/ca.pem"] = ContextFile(source.ca)
-    files.update({f"image/{path}": file for path, file in image_files(plan, lock, spec).items()})
+    files.update({f"image/{path}": file for path, file in image_files(plan, lock, spec, address).items()})
     files.update({f"site/{path}": file for path, file in site_files().items()})
     for i, target in enumerate(sorted(spec.files)):
         files[f"files/{i:04d}"] = ContextFile(own_files[target], os.access(own_files[target], os.X_OK))
@@ -106,7 +107,7 @@ def _text(text: str) -> ContextFile:
     return ContextFile(text.encode())
 
 
-def image_files(plan: Plan, lock: LockLike, spec: Spec) -> dict[str, ContextFile]:
+def image_files(plan: Plan, lock: LockLike, spec: Spec, address: str) -> dict[str, ContextFile]:
     """What stands beside the environment, in an image under /opt/envforge and in a venv build in its folder."""
     return {
         "bin/envforge-entrypoint": ContextFile((render.TEMPLATES / "image" / "entrypoint.sh").read_bytes(), True),
@@ -114,6 +115,8 @@ def image_files(plan: Plan, lock: LockLike, spec: Spec) -> dict[str, ContextFile
         "pylock.toml": _text(lock.pylock),
         "requirements.txt": _text(lock.requirements),
         "verify.json": _text(render.as_json(verify_settings(spec))),
+        "preflight.py": ContextFile((render.TEMPLATES / "image" / "preflight.py").read_bytes()),
+        "preflight.json": _text(render.as_json(preflight_facts(plan, address))),
     }
 
 
