@@ -11,6 +11,11 @@ from pathlib import Path
 from envforge.errors import DiskFullError, UsageError
 
 
+def no_space(error: OSError) -> bool:
+    """Is the disk, or the user's share of it, full?"""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def write_atomic(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     """Write to a temporary file beside `path`, then rename over it; a failure or Ctrl-C leaves what was there.
 
@@ -29,7 +34,7 @@ def write_atomic(path: Path, text: str | bytes, mode: int = 0o644) -> None:
         Path(temporary).replace(path)
         temporary = None
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if no_space(error):
             raise DiskFullError(f"no space left while writing {path}", "free some space and run again") from error
         raise UsageError(
             f"cannot write {path}: {error.strerror}", "choose a folder that exists and is writable"

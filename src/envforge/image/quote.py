@@ -10,7 +10,7 @@ from envforge.words import env_name, reference
 
 __all__ = ["argv", "debian_package", "env_name", "path", "quoted", "reference"]
 
-_PACKAGE = re.compile(r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?$")
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
 
 
 def _printable(value: str, what: str) -> str:
@@ -49,6 +49,6 @@ def debian_package(value: str) -> str:
     Raises:
         DataError: anything else, options included.
     """
-    if not _PACKAGE.match(value):
+    if not _PACKAGE.fullmatch(value):
         raise DataError(f"{value!r} is not a Debian package name", "give it as name or name=version")
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from envforge.errors import UsageError
 from envforge.image.values import BaseInfo, BuildContext, Progress, silent
@@ -104,6 +104,52 @@ class Engine(Protocol):
     def gpus(self) -> bool:
         """Can what this engine runs get at a GPU of this machine?"""
         ...
+
+
+class ContainerEngine(Engine, Protocol):
+    """An engine whose images can leave it: what registries, exports and housekeeping need besides."""
+
+    def images(self) -> tuple[ImageInfo, ...]:
+        """All images that carry a content address of ours, named or not."""
+        ...
+
+    def pull(self, reference: str, progress: Progress = silent) -> ImageInfo:
+        """Fetch an image from its registry.
+
+        Raises:
+            RegistryError: the registry refused or did not answer, in its own words.
+        """
+        ...
+
+    def push(self, image: ImageInfo, reference: str, progress: Progress = silent) -> str:
+        """Send an image to a registry under that reference; returns the digest of its manifest there.
+
+        Raises:
+            RegistryError: as for `pull`. The image stays here either way.
+        """
+        ...
+
+    def remove(self, name: str) -> None:
+        """Take away a name, or the image where it is the last one (or an id); one that a container uses stays."""
+        ...
+
+    def save(self, image: ImageInfo, path: Path) -> None:
+        """Write the image as an archive (docker's format) to a new file."""
+        ...
+
+
+def container_engine(engine: Engine) -> ContainerEngine:
+    """The engine, for what only container images can do.
+
+    Raises:
+        UsageError: it makes folders, not images.
+    """
+    if engine.name == "venv":
+        raise UsageError(
+            "the venv engine makes a folder, and only container images can go to a registry or be exported",
+            "choose a container engine with --engine docker or podman",
+        )
+    return cast("ContainerEngine", engine)
 
 
 def make_engine(name: str, output: Path | None = None) -> Engine:

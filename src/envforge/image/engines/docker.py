@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import shutil
 import tarfile
 import tempfile
@@ -17,19 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from envforge.errors import EngineError, EnvforgeError, OutsideError
 from envforge.image.context import write_context
-from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
+from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult, dockerstore
 from envforge.image.engines.dockercli import find_client
+from envforge.image.engines.dockersdk import info, short, told, where
 from envforge.image.engines.probe import probe_words, read_probe
 from envforge.image.engines.process import stream, terminated_as_exit
 from envforge.image.engines.steps import BuildReader
 from envforge.image.failures import explain
-from envforge.image.values import BaseInfo, BuildContext, Event, Progress, silent
+from envforge.image.values import LABEL_ADDRESS, BaseInfo, BuildContext, Event, Progress, silent
 
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
-
-_SPACE = re.compile(r"no space left on device|disk quota exceeded", re.I)
 
 
 class DockerEngine:
@@ -57,7 +55,7 @@ class DockerEngine:
             return client
         except (DockerException, OSError, ValueError) as error:
             raise EngineError(
-                f"no docker engine answers{_where()}: {_short(error)}",
+                f"no docker engine answers{where()}: {short(error)}",
                 "start docker, point DOCKER_HOST or the docker context at an engine, or build with --engine venv",
                 id="no-engine",
             ) from error
@@ -69,10 +67,10 @@ class DockerEngine:
         except EngineError as error:
             return EngineStatus(False, reason=error.cause, hint=error.hint)
         except Exception as error:  # noqa: BLE001 - an engine that answers nonsense is not available either
-            return EngineStatus(False, reason=f"the docker engine{_where()} does not answer: {_short(error)}")
+            return EngineStatus(False, reason=f"the docker engine{where()} does not answer: {short(error)}")
 
     def base(self, ref: str, python: str, progress: Progress = silent) -> BaseInfo:
-        with _told():
+        with told():
             image = self._get(ref)
             if image is None:
                 self._pull(ref, progress)
@@ -108,20 +106,20 @@ class DockerEngine:
                 )
         except APIError as error:
             raise OutsideError(
-                f"the base image {ref} is not here and could not be fetched: {_short(error)}",
+                f"the base image {ref} is not here and could not be fetched: {short(error)}",
                 "check its name and the network, or name an image that is here: --base REF",
                 id="base",
             ) from error
 
     def find(self, label: str, value: str) -> tuple[ImageInfo, ...]:
-        with _told():
-            images = [_info(image) for image in self.client.images.list(filters={"label": f"{label}={value}"})]
+        with told():
+            images = [info(image) for image in self.client.images.list(filters={"label": f"{label}={value}"})]
         return tuple(image for image in images if any(name.startswith("envforge/") for name in image.names))
 
     def inspect(self, reference: str) -> ImageInfo | None:
-        with _told():
+        with told():
             image = self._get(reference)
-            return _info(image) if image is not None else None
+            return info(image) if image is not None else None
 
     def build(self, context: BuildContext, log: Path, progress: Progress = silent) -> ImageInfo:
         _ = self.client  # an engine that is not there is told before anything is written
@@ -134,10 +132,10 @@ class DockerEngine:
                 image = self._build_plain(context, place, log, progress)
             else:
                 image = self._build_buildkit(context, place, Path(folder), log, progress)
-        info = self.inspect(image)
-        if info is None:
+        made = self.inspect(image)
+        if made is None:
             raise EngineError("the engine reported a finished image that it does not have", "look at the engine's log")
-        return info
+        return made
 
     def _build_buildkit(self, context: BuildContext, place: Path, scratch: Path, log: Path, progress: Progress) -> str:
         client = find_client()
@@ -191,7 +189,7 @@ class DockerEngine:
     def _build_plain(self, context: BuildContext, place: Path, log: Path, progress: Progress) -> str:
         tail: deque[str] = deque(maxlen=400)
         image = ""
-        with _told(log, tail), log.open("a", encoding="utf-8") as out:
+        with told(log, tail), log.open("a", encoding="utf-8") as out:
             network = context.network or self._default_network()
             answers = self.client.api.build(
                 path=str(place), rm=True, forcerm=True, decode=True, network_mode=network or "default"
@@ -209,11 +207,11 @@ class DockerEngine:
 
     def _default_network(self) -> str | None:
         """Build steps need the index: on an engine without a bridge network only the host's network reaches it."""
-        with _told():
+        with told():
             return None if self.client.networks.list(names=["bridge"]) else "host"
 
     def tag(self, image: ImageInfo, reference: str) -> ImageInfo:
-        with _told():
+        with told():
             name, _, tag = (
                 reference.rpartition(":") if ":" in reference.rsplit("/", 1)[-1] else (reference, "", "latest")
             )
@@ -236,7 +234,7 @@ class DockerEngine:
         gpus: bool = False,
         progress: Progress = silent,
     ) -> RunResult:
-        with _told(), terminated_as_exit():
+        with told(), terminated_as_exit():
             return self._run_container(
                 reference, argv, mounts=mounts, network=network, user=user, env=env, fetch=fetch, gpus=gpus,
                 progress=progress,
@@ -282,20 +280,40 @@ class DockerEngine:
             with contextlib.suppress(Exception):
                 container.remove(force=True, v=True)
 
+    def images(self) -> tuple[ImageInfo, ...]:
+        with told():
+            return tuple(info(image) for image in self.client.images.list(filters={"label": LABEL_ADDRESS}))
+
+    def pull(self, reference: str, progress: Progress = silent) -> ImageInfo:
+        with told():
+            return dockerstore.pull(self.client, reference, progress)
+
+    def push(self, image: ImageInfo, reference: str, progress: Progress = silent) -> str:
+        with told():
+            return dockerstore.push(self.client, image, reference, progress)
+
+    def remove(self, name: str) -> None:
+        with told():
+            dockerstore.remove(self.client, name)
+
+    def save(self, image: ImageInfo, path: Path) -> None:
+        with told():
+            dockerstore.save(self.client, image, path)
+
     def free_space(self) -> int | None:
         """Bytes free where the engine keeps its layers; None for an engine on another machine."""
         if not str(self.client.api.base_url).startswith("http+docker://"):
             return None
-        with _told():
+        with told():
             root = self.client.info().get("DockerRootDir")
         return shutil.disk_usage(root).free if root and Path(root).is_dir() else None
 
     def gpus(self) -> bool:
         """Can containers of this engine get at GPUs?"""
-        with _told():
-            info = self.client.info()
-        return "nvidia" in (info.get("Runtimes") or {}) or any(
-            str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or ()
+        with told():
+            about = self.client.info()
+        return "nvidia" in (about.get("Runtimes") or {}) or any(
+            str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in about.get("DiscoveredDevices") or ()
         )
 
 
@@ -322,35 +340,3 @@ def _fetch(container: Container, path: str) -> bytes | None:
             if stream is not None:
                 return stream.read()
     return None
-
-
-def _info(image: Any) -> ImageInfo:
-    return ImageInfo(str(image.id), tuple(image.tags), dict(image.labels or {}), int(image.attrs.get("Size") or 0))
-
-
-def _where() -> str:
-    host = os.environ.get("DOCKER_HOST")
-    return f" at {re.sub(r'(?<=://)[^/@]*@', '', host)}" if host else ""
-
-
-def _short(error: BaseException) -> str:
-    text = str(getattr(error, "explanation", None) or error).strip().splitlines()
-    return text[0][:300] if text else type(error).__name__
-
-
-@contextlib.contextmanager
-def _told(log: Path | None = None, tail: deque[str] | None = None) -> Iterator[None]:
-    """Whatever the SDK raises becomes an error of ours."""
-    import requests
-    from docker.errors import APIError, DockerException
-
-    try:
-        yield
-    except APIError as error:
-        if _SPACE.search(str(error)):
-            raise explain([str(error)], log) from error
-        raise EngineError(f"the docker engine refused: {_short(error)}", id="engine-refused") from error
-    except (requests.RequestException, DockerException, ConnectionError) as error:
-        raise EngineError(
-            f"the docker engine{_where()} went away: {_short(error)}", "start it and run again", id="engine-died"
-        ) from error

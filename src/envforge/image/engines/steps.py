@@ -34,7 +34,7 @@ def step_name(text: str) -> str:
         words = json.loads(text[text.index('["') :]) if text.endswith("]") else []
         action = words[2] if len(words) > 2 else ""
         if action == "part":
-            return f"installing {words[-1].rpartition('/')[2]}"
+            return f"installing {words[4].rpartition('/')[2]}"
         named = {"env": "making the environment", "compile": "compiling", "compiled": "taking over what was compiled"}
         return named.get(action, action)
     if "system.sh" in text:
