@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envforge.cli.build import run_line
+from envforge.cli.outcome import run_line
 from envforge.cli.source import host_arguments, install_source, uv_config
 from envforge.errors import UsageError
 from envforge.image.values import BuildResult

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from envforge.cli import target as t
+from envforge.cli.mirrors import CaOption, MirrorOption
 
 if TYPE_CHECKING:
-    from envforge.cli.planned import Found
-    from envforge.image.values import BuildResult
+    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +38,8 @@ def build(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of a venv build.")] = None,
     dialect: Annotated[str, typer.Option(help="buildkit, or plain for engines without it.")] = "buildkit",
     wheelhouse: Annotated[Path | None, typer.Option(help="Folder of wheels to take first.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="Certificate file (PEM) of the package index.")] = None,
+    ca: CaOption = None,
+    mirror: MirrorOption = None,
     model: Annotated[
         str | None, typer.Option(help="Model for the proof: folder, hub id, or the word small (the default).")
     ] = None,
@@ -46,20 +47,27 @@ def build(
     network: Annotated[str | None, typer.Option(help="Network of the build steps (docker's names).")] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Leave the proof out.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build even if it is there.")] = False,
+    registry: Annotated[str | None, typer.Option(help="Look there before building: registry.example/team.")] = None,
+    push: Annotated[bool, typer.Option("--push", help="Push what was built to the registry.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Build the environment of a plan, and prove that it chats and trains."""
     import json
     import os
 
+    from envforge.cli.outcome import report, write_project
     from envforge.cli.planned import find_plan, spec_pythons, surroundings
     from envforge.cli.small import small_model
     from envforge.cli.stages import stage_printer
     from envforge.errors import UsageError
     from envforge.image.build import build_plan
     from envforge.image.engines import choose_engine
-    from envforge.image.values import BuildOptions
+    from envforge.image.registry import RegistryError
+    from envforge.image.values import BuildOptions, BuildResult
+    from envforge.settings import load_settings
 
+    if push and no_verify:
+        raise UsageError("what is pushed is proven, and --no-verify leaves the proof out", "leave one of the two out")
     if dialect not in ("buildkit", "plain"):
         raise UsageError(f"no dialect is named {dialect!r}", "known: buildkit, plain")
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
@@ -74,6 +82,7 @@ def build(
             targets,
             wheelhouse=wheelhouse,
             ca=ca,
+            mirror=mirror,
             progress=progress,
             around=around,
         )
@@ -95,23 +104,31 @@ def build(
             epoch=_epoch(os.environ.get("SOURCE_DATE_EPOCH")),
             network=network,
             rebuild=rebuild,
+            registry=load_settings(found.project, {"registry": registry}).registry,
+            push=push,
         )
-        result = build_plan(
-            found.plan,
-            found.lock,
-            found.spec,
-            options,
-            bases=found.bases,
-            progress=progress,
-            engine=chosen,
-            make_model=small_model,
-        )
+        try:
+            result = build_plan(
+                found.plan,
+                found.lock,
+                found.spec,
+                options,
+                bases=found.bases,
+                progress=progress,
+                engine=chosen,
+                make_model=small_model,
+            )
+        except RegistryError as error:
+            # The plan stands, and so does an image that only could not be pushed.
+            if found.project is not None:
+                write_project(found, error.kept if isinstance(error.kept, BuildResult) else None)
+            raise
     if found.project is not None:
-        _write_project(found, result)
+        write_project(found, result)
     if json_:
         typer.echo(json.dumps(result.to_json() | {"proof": result.proof}, indent=1, ensure_ascii=False))
         return
-    typer.echo(_report(result, gpu=found.plan.variant != "cpu"))
+    typer.echo(report(result, gpu=found.plan.variant != "cpu"))
 
 
 def _epoch(text: str | None) -> int | None:
@@ -122,58 +139,3 @@ def _epoch(text: str | None) -> int | None:
     if not text.isdecimal() or len(text) > 11:
         raise UsageError(f"SOURCE_DATE_EPOCH is {text[:40]!r}", "it holds whole seconds since 1970, or is not set")
     return int(text)
-
-
-def _write_project(found: Found, result: BuildResult) -> None:
-    """build.json, plan and lock beside image.yaml: what `job` needs, frozen. Paths are relative to the project."""
-    import json
-
-    from envforge.files import write_atomic
-
-    assert found.project is not None
-    data = result.to_json() | {
-        "log": None,
-        "receipt": None,
-        "plan_hash": found.plan.hash(),
-        "lock_hash": found.lock.hash,
-    }
-    if result.engine == "venv":
-        data["reference"] = "."
-    if result.proof is not None:
-        receipts = found.project / "receipts"
-        receipts.mkdir(exist_ok=True)
-        name = f"{result.address[:12]}-{result.grade}.json"
-        write_atomic(receipts / name, json.dumps(result.proof, indent=1, ensure_ascii=False) + "\n")
-        data["receipt"] = f"receipts/{name}"
-    write_atomic(found.project / "plan.json", found.plan.dumps())
-    write_atomic(found.project / "pylock.toml", found.lock.pylock)
-    write_atomic(found.project / "build.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-
-
-def run_line(result: BuildResult, gpu: bool) -> str:
-    """How to run something in it. Workers and NCCL need more of /dev/shm than the 64 MiB that docker gives."""
-    if result.engine == "venv":
-        return f"{result.reference}/bin/envforge-entrypoint python ..."
-    return f"docker run --rm {'--gpus all ' if gpu else ''}--shm-size 1g {result.reference} python ..."
-
-
-def _report(result: BuildResult, gpu: bool) -> str:
-    """The answer in a few lines."""
-    lines = [
-        f"{result.reference}",
-        f"  {'found, nothing to build' if result.reused else 'built'} in {result.seconds:.0f} s, "
-        f"{result.size / 1e6:,.0f} MB, {result.digest}",
-    ]
-    proof: dict[str, Any] = result.proof or {}
-    if result.grade is not None:
-        lines.append(f"  proof: passed ({result.grade}), receipt {result.receipt}")
-    answer = (proof.get("chat") or {}).get("base")
-    if answer:
-        lines.append(f"  chat: {proof['chat'].get('prompt')!r} -> {answer!r}")
-    losses = proof.get("losses") or []
-    if losses:
-        lines.append("  loss: " + " ".join(f"{loss:.3f}" for loss in losses))
-    lines.append(f"  run: {run_line(result, gpu)}")
-    if result.pending:
-        lines.append(f"  {result.pending}; get it with: envforge job slurm --verify")
-    return "\n".join(lines)

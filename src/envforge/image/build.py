@@ -20,8 +20,10 @@ from envforge.image import quote
 from envforge.image.address import content_address, image_tag
 from envforge.image.base import choose_base, find_base, pinned, stage_for
 from envforge.image.context import make_context, write_context
-from envforge.image.engines import Engine, choose_engine
+from envforge.image.engines import Engine, choose_engine, container_engine
 from envforge.image.prove import ModelMaker, check_model, prove, stamp
+from envforge.image.publish import publish, record, shelf_for
+from envforge.image.registry import Remote
 from envforge.image.render import torch_version
 from envforge.image.values import (
     LABEL_ADDRESS,
@@ -63,6 +65,7 @@ def build_plan(
     Raises:
         UsageError, DataError: something in the options or the spec cannot be.
         EngineError, OutsideError and others of exit code 3: the engine, the index or the disk failed; nothing is left.
+        RegistryError: it was built and could not be pushed; `kept` of the error is the result without the registry.
         ProofFailedError: the environment was built and did not pass; it has no name.
     """
     start = time.monotonic()
@@ -76,9 +79,19 @@ def build_plan(
     address = content_address(plan, lock, spec, base, "venv" if venv else "image")
     state = state_folder(options, address)
     tag = str(options.output) if venv else image_tag(plan, lock, spec, address)
+    shelf = shelf_for(options, engine, tag, address)
     with _one_at_a_time(state, progress):
         found = None if options.rebuild else next(iter(engine.find(LABEL_ADDRESS, address)), None)
         log = options.log or state / f"build-{stamp()}.log"
+        there: Remote | None = None
+        warnings: tuple[str, ...] = ()
+        if shelf is not None and (found is None or options.push):
+            there, said = shelf.look(options.push, progress)
+            warnings = (said,) if said is not None else ()
+        if found is None and there is not None and not options.rebuild:
+            if options.tag is None:
+                return _elsewhere(engine, there, address, start)
+            found = container_engine(engine).pull(there.reference.at(there.digest), progress)
         reused = found is not None
         if found is None:
             _check_space(lock, engine, progress)
@@ -104,13 +117,38 @@ def build_plan(
             seconds=time.monotonic() - start,
             size=found.size,
             log=None if reused else log,
+            warnings=warnings,
         )
         if options.verify:
             result = prove(plan, spec, options, engine, found, result, state, progress, make_model)
         named = engine.tag(found, tag)
         if options.tag is not None and not venv:
             engine.tag(found, options.tag)
+        if options.push:
+            try:
+                result = replace(result, registry=publish(options, engine, shelf, named, progress))
+            except OutsideError as error:
+                error.kept = result  # the build itself stands
+                raise
+        elif there is not None:
+            result = replace(result, registry=record(there.reference, there.digest, pushed=False))
     return replace(result, size=named.size, seconds=time.monotonic() - start)
+
+
+def _elsewhere(engine: Engine, remote: Remote, address: str, start: float) -> BuildResult:
+    """The result where the registry has it: nothing is fetched, whoever runs it does that by its digest."""
+    where = record(remote.reference, remote.digest, pushed=False)
+    return BuildResult(
+        engine=engine.name,
+        reference=where["image"],
+        digest=remote.config,
+        address=address,
+        reused=True,
+        seconds=time.monotonic() - start,
+        size=remote.size,
+        registry=where,
+        here=False,
+    )
 
 
 def render_plan(

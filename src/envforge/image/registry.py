@@ -21,7 +21,7 @@ from envforge.errors import DataError, OutsideError
 if TYPE_CHECKING:
     import requests
 
-_HUB = "docker.io"
+HUB = "docker.io"
 _HUB_API = "registry-1.docker.io"
 _CERTS = Path("/etc/docker/certs.d")
 _MANIFESTS = ", ".join(
@@ -94,7 +94,7 @@ def parse_reference(text: str) -> Reference:
     first, slash, _ = text.partition("/")
     whole = text
     if not slash or not ("." in first or ":" in first or first == "localhost"):
-        whole = f"{_HUB}/{text if slash else 'library/' + text}"
+        whole = f"{HUB}/{text if slash else 'library/' + text}"
     match = _REFERENCE.fullmatch(whole)
     if match is None:
         raise DataError(f"{text[:200]!r} is not an image reference", "give it as registry.example/team/name:tag")
@@ -107,7 +107,7 @@ def in_registry(registry: str, tag: str) -> Reference:
     Raises:
         DataError: `registry` is not one.
     """
-    host = registry if "." in registry.split("/")[0] or ":" in registry.split("/")[0] else f"{_HUB}/{registry}"
+    host = registry if "." in registry.split("/")[0] or ":" in registry.split("/")[0] else f"{HUB}/{registry}"
     if registry.split("/")[0] == "localhost":
         host = registry
     return parse_reference(f"{host.rstrip('/')}/{tag.removeprefix('envforge/')}")
@@ -127,16 +127,15 @@ def is_loopback(host: str) -> bool:
 class Registry:
     """One registry host. Holds a session and the tokens that it gave."""
 
-    def __init__(self, host: str, ca: Path | None = None) -> None:
+    def __init__(self, host: str) -> None:
         import requests
 
         self.host = host
         self.session = requests.Session()
         self.session.headers["User-Agent"] = "envforge"
-        own = _CERTS / host / "ca.crt"
-        bundle = ca or (own if own.is_file() else None)
-        if bundle is not None:
-            self.session.verify = str(bundle)
+        own = _CERTS / host / "ca.crt"  # where docker looks too
+        if own.is_file():
+            self.session.verify = str(own)
         self.schemes = ["https", "http"] if is_loopback(host) else ["https"]
         self._tokens: dict[str, str] = {}
 
@@ -195,7 +194,7 @@ class Registry:
         """The answer, None for 'not there'."""
         import requests
 
-        api = _HUB_API if self.host == _HUB else self.host
+        api = _HUB_API if self.host == HUB else self.host
         failure: Exception | None = None
         for scheme in list(self.schemes):
             url = f"{scheme}://{api}/v2/{reference.path}/{path}"
@@ -218,7 +217,7 @@ class Registry:
             return answer
         raise RegistryError(
             f"the registry {self.host} does not answer: {_reason(failure)}",
-            "check its name, the network and, for a certificate of your own, --ca",
+            f"check its name and the network; a certificate of your own belongs in {_CERTS}/{self.host}/ca.crt",
         )
 
     def _send(self, method: str, url: str, reference: Reference) -> requests.Response:
@@ -269,11 +268,6 @@ class Registry:
         except (ValueError, AttributeError):
             return None
         return f"Bearer {token}" if token else None
-
-
-def look_up(reference: Reference, ca: Path | None = None) -> Remote | None:
-    """One image of one registry. Raises: as `Registry.find`."""
-    return Registry(reference.host, ca).find(reference)
 
 
 def credentials(host: str) -> tuple[str | None, str | None, str | None]:

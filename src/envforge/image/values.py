@@ -57,7 +57,9 @@ class InstallSource:
 
     uv_config: text of a uv.toml for builds inside containers (indexes; may carry credentials). ca: certificate file,
     PEM. wheelhouses: local folders that are searched for wheels of the lock before any index. secret: the text carries
-    credentials. arguments, environment: the same settings as uv takes them on this machine, for the venv engine.
+    credentials. arguments, environment: the same settings as uv takes them on this machine, for the venv engine. apt,
+    registry, hub: mirrors of the base's package archive (scheme and host), of Docker Hub, of the model hub. debs: a
+    folder with system packages and their index (`Packages`), which then is the only place they come from.
     """
 
     uv_config: str = field(repr=False)
@@ -66,6 +68,10 @@ class InstallSource:
     secret: bool = False
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict, repr=False)
+    apt: str | None = field(default=None, repr=False)
+    registry: str | None = field(default=None, repr=False)
+    hub: str | None = field(default=None, repr=False)
+    debs: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class BuildOptions:
     engine: auto, docker or venv. base: image reference instead of the matrix's choice. tag: a second name for the
     image. output: folder of a venv build. state: where logs, receipts and locks of builds are kept. model: folder or
     hub id that `verify` loads; None leaves the choice to `verify`. epoch: SOURCE_DATE_EPOCH. network: network mode of
-    build steps.
+    build steps. registry: host and path (`registry.example/team`) where images of ours are looked for; push: and put.
     """
 
     source: InstallSource
@@ -110,6 +116,8 @@ class BuildOptions:
     network: str | None = None
     rebuild: bool = False
     log: Path | None = None
+    registry: str | None = None
+    push: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,8 @@ class BuildResult:
 
     reference: image tag or environment folder. digest: image id, or the hash of what is installed. reused: nothing
     had to be built. grade: of the proof, None without one; pending: the sentence that says what is still to be proven.
+    registry: where it is in a registry (`reference`, `digest` of the manifest, `image`: both in one word, and whether
+    this build `pushed` it), None where it is in none. here: it is in the engine; else only in the registry.
     """
 
     engine: str
@@ -133,6 +143,8 @@ class BuildResult:
     proof: dict[str, Any] | None = None
     pending: str | None = None
     warnings: tuple[str, ...] = ()
+    registry: dict[str, Any] | None = None
+    here: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json` and build.json; paths as text."""
@@ -150,6 +162,7 @@ class BuildResult:
             "grade": self.grade,
             "pending": self.pending,
             "warnings": list(self.warnings),
+            "registry": self.registry,
         }
 
 
