@@ -59,7 +59,8 @@ class JobSpec:
     it then goes back to the queue. secrets: names of secrets (Slurm: variables of whoever submits; Kubernetes:
     `NAME=SECRET/KEY` or the name of a Secret). passed_variables: variables of the submitting machine that the job may
     see. plan: the plan's JSON. driver_floor, sms, variant: what the preflight holds the node against.
-    output: folder that the nodes share and that logs, records and receipts go to.
+    output: folder that the nodes share and that logs, records and receipts go to. workdir: in the container, None for
+    the image's own. address: content address of the image, which the preflight compares with what it finds.
     """
 
     name: str
@@ -95,7 +96,9 @@ class JobSpec:
     sms: tuple[str, ...] = ()
     passed_variables: tuple[str, ...] = PASSED
     output: str = ""
+    workdir: str | None = None
     image_file: str | None = None
+    address: str | None = None
     attempt: int = 0  # another one of the same job, asked for by name (--again)
 
     @property
@@ -159,7 +162,7 @@ def _faults(spec: JobSpec) -> list[str]:
     texts = [("command", word) for word in spec.command]
     texts += [(f"env {name[:60]}", value) for name, value in spec.env.items()]
     texts += [("mount", path) for mount in spec.mounts for path in mount[:2]]
-    texts += [("output", spec.output), ("image file", spec.image_file or "")]
+    texts += [("output", spec.output), ("image file", spec.image_file or ""), ("workdir", spec.workdir or "")]
     faults += sorted({f"{where}: holds a NUL character or a broken one" for where, text in texts if not _sound(text)})
     if spec.command and not spec.command[0]:
         faults.append("command: its first word is empty")
@@ -172,6 +175,12 @@ def _faults(spec: JobSpec) -> list[str]:
         for path in mount[:2]:
             if not path.startswith("/"):
                 faults.append(f"mount {path[:80]!r}: not an absolute path")
+    if spec.workdir is not None and not spec.workdir.startswith("/"):
+        faults.append(f"workdir {spec.workdir[:80]!r}: not an absolute path")
+    if re.search(r"[\x00-\x1f\x7f]", spec.output):
+        faults.append("output: a line break or control character cannot stand in a scheduler's file names")
+    if spec.address is not None and not re.fullmatch(r"[0-9a-f]{64}", spec.address):
+        faults.append("address: not 64 hex digits")
     for what, number, low, high in (
         ("nodes", spec.nodes, 1, MAX_NODES),
         ("tasks per node", spec.tasks_per_node, 1, 1024),
