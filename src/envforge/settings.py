@@ -4,7 +4,7 @@ Built-in < site (/etc/envforge) < user (the user's configuration folder) < proje
 variables < options of the command. Each place may hold `config.toml` (a project: `envforge.toml`) and `matrix.d/` with
 rows of its own. Where a value came from is kept, for `envforge config show`.
 
-    mirrors = {pypi = "https://...", torch = "https://..."}   ENVFORGE_MIRRORS="pypi=https://... torch=https://..."
+    mirrors = {index = "https://...", torch = "https://..."}  ENVFORGE_MIRRORS="index=https://... torch=https://..."
     ca = "/etc/ssl/site.pem"                                  ENVFORGE_CA
     registry = "registry.example/team"                        ENVFORGE_REGISTRY
     fleet = "/etc/envforge/fleet.yaml"                        ENVFORGE_FLEET
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from envforge.matrix.model import Matrix
 
 SITE = Path("/etc/envforge")
-MIRRORS = ("pypi", "torch", "apt", "docker", "hf")
+MIRRORS = ("index", "torch", "apt", "registry", "hub")
+_ALIASES = {"pypi": "index", "docker": "registry", "hf": "hub"}
 KEYS = ("mirrors", "ca", "registry", "fleet", "mounts", "banned")
 PREFIX = "ENVFORGE_"
 
@@ -241,7 +242,8 @@ def _checked(key: str, value: Any, base: Path, fault: Callable[[str], None]) -> 
 
 def _mirrors(value: Any, fault: Callable[[str], None]) -> Any:
     if not isinstance(value, Mapping):
-        return fault('must be a table such as {pypi = "https://..."}')
+        return fault('must be a table such as {index = "https://..."}')
+    value = {_ALIASES.get(kind, kind): url for kind, url in value.items()}
     for kind, url in value.items():
         if kind not in MIRRORS:
             return fault(f"unknown kind of mirror {str(kind)[:40]!r}; known: {', '.join(MIRRORS)}")

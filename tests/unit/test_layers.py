@@ -70,7 +70,7 @@ def test_mirrors_merge_and_bans_add_up(machine: Path, monkeypatch: pytest.Monkey
     )
     monkeypatch.setenv("ENVFORGE_BANNED", "trl")
     found = load_settings(machine / "project")
-    assert found.mirrors == {"pypi": "https://user.example/pypi", "torch": "https://site.example/t"}
+    assert found.mirrors == {"index": "https://user.example/pypi", "torch": "https://site.example/t"}
     assert found.banned == (("numpy", ">=2.5"), ("transformers", "==4.57.0"), ("trl", ">=0.dev0"))
     assert [origin.split(" (")[0] for origin in found.origins["banned"]] == [
         "site",

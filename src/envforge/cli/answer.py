@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from envforge.cli.target import Targets
     from envforge.intake import Intake
-    from envforge.lock import Availability, Lock
+    from envforge.lock import Availability, Lock, PipSettings
     from envforge.matrix.evidence import Cell
     from envforge.matrix.model import Matrix
     from envforge.matrix.releases import Release
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from envforge.resolver.hosts import Host
     from envforge.resolver.plan import Plan, Reason
     from envforge.resolver.resolve import Answer, Wish
+    from envforge.settings import Settings
 
 MAX_LEARNED = 4  # closure failures that are learned before the closure's own words are the answer
 
@@ -73,6 +74,7 @@ def run_resolve(
     prefer: str | None = None,
     explain: bool = False,
     start: Path | None = None,
+    chosen: Settings | None = None,
 ) -> Outcome:
     """Read, check and solve one request for the described targets; with `lock` also its closure.
 
@@ -82,7 +84,8 @@ def run_resolve(
     """
     from dataclasses import replace
 
-    from envforge.cli.known import evidence_for, pip_settings, with_notes
+    from envforge.cli.known import evidence_for, with_notes
+    from envforge.cli.mirrors import package_settings
     from envforge.intake import read_intake
     from envforge.keep.newer import find_newer
     from envforge.project import starting_point
@@ -94,7 +97,7 @@ def run_resolve(
     earlier = starting_point(start, intake.project, upgrade)
     _check_date(as_of)
     hosts = targets.read()
-    settings = load_settings(intake.project)
+    settings = chosen or load_settings(intake.project)
     matrix = layered_matrix(settings=settings)
     if glibc is not None:
         hosts = tuple(replace(host, glibc=glibc) for host in hosts)
@@ -112,14 +115,14 @@ def run_resolve(
         keep=earlier,
         limits=tuple(c for c in intake.constraints if c.specifier),
     )
-    newer = find_newer(requests, pip_settings)
+    newer = find_newer(requests, lambda: package_settings(settings))
     wish = Wish(requests, hosts, options, as_of)
     if prefer is not None:
         wish = evidence_for(settings).prefer(prefer, matrix, wish, newer.load)
     if not lock:
         outcome = Outcome(resolve(matrix, wish, newer.load), matrix, hosts, intake)
     else:
-        outcome = _locked(matrix, wish, hosts, intake, wheelhouse, newer.load)
+        outcome = _locked(matrix, wish, hosts, intake, wheelhouse, newer.load, package_settings(settings))
     outcome.answer = with_notes(outcome.answer, newer.notes)
     outcome.evidence = evidence_for(settings).cells(matrix, outcome.answer.plan)
     if len(hosts) > 1 and outcome.answer is not None:
@@ -140,18 +143,17 @@ def _locked(
     intake: Intake,
     wheelhouse: Path | None,
     load: Callable[[str], tuple[Release, ...]],
+    settings: PipSettings,
 ) -> Outcome:
     """Solve with what can be had from here, lock, and learn from closures that do not solve."""
-    import os
     from dataclasses import replace
 
     from envforge.cli.addresses import build_addresses
     from envforge.errors import IndexUnreachableError, OutsideError
-    from envforge.lock import LockConflict, make_lock, probe_availability, read_pip_settings
+    from envforge.lock import LockConflict, make_lock, probe_availability
     from envforge.resolver.constraints import Learned
     from envforge.resolver.resolve import resolve
 
-    settings = read_pip_settings(os.environ)
     answer = resolve(matrix, wish, load)
     if answer.plan is None:
         return Outcome(answer, matrix, hosts, intake)

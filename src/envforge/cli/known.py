@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from envforge.errors import UsageError
 
 if TYPE_CHECKING:
-    from envforge.harvest.index import IndexSettings
     from envforge.matrix.evidence import Cell, Receipt
     from envforge.matrix.model import Matrix
     from envforge.matrix.releases import Release
@@ -70,13 +69,6 @@ def evidence_for(settings: Settings) -> Evidence:
     from envforge.matrix.evidence import load_receipts
 
     return Evidence(load_receipts(receipt_folders(settings.layers))[0])
-
-
-def pip_settings() -> IndexSettings:
-    """pip's own, read only when an index is asked: most answers need none."""
-    from envforge.lock import read_pip_settings
-
-    return read_pip_settings()
 
 
 def with_notes(answer: Answer, notes: tuple[str, ...]) -> Answer:

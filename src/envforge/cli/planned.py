@@ -84,6 +84,7 @@ def find_plan(
     ca: Path | None,
     progress: Progress,
     around: Around,
+    mirror: list[str] | None = None,
 ) -> Found:
     """Resolve and lock what was asked for.
 
@@ -91,16 +92,25 @@ def find_plan(
         ConflictError: there is no such environment. Others of resolving and locking.
     """
     from envforge.cli.answer import run_resolve
+    from envforge.cli.mirrors import chosen_settings, package_settings
     from envforge.cli.source import install_source
     from envforge.errors import ConflictError
     from envforge.image.values import Event
-    from envforge.lock import read_pip_settings
+    from envforge.intake import project_of
     from envforge.spec import Spec
 
     progress(Event("stage", "resolving and locking"))
-    glibc = targets.glibc or around.glibc
+    settings = chosen_settings(project_of(words), mirror, ca)
     outcome = run_resolve(
-        words, files, spec, targets, lock=True, wheelhouse=wheelhouse, glibc=glibc, pythons=around.pythons
+        words,
+        files,
+        spec,
+        targets,
+        lock=True,
+        wheelhouse=wheelhouse,
+        glibc=targets.glibc or around.glibc,
+        pythons=around.pythons,
+        chosen=settings,
     )
     if outcome.answer.plan is None or outcome.lock is None:
         raise ConflictError(outcome.conflict_text(), outcome.fix_text())
@@ -111,7 +121,9 @@ def find_plan(
         plan=outcome.answer.plan,
         lock=outcome.lock,
         spec=own,
-        source=install_source(read_pip_settings(), outcome.lock, ca=ca, wheelhouse=wheelhouse),
+        source=install_source(
+            package_settings(settings), outcome.lock, wheelhouse=wheelhouse, mirrors=settings.mirrors
+        ),
         bases=outcome.matrix.bases,
         project=outcome.intake.project,
         notes=tuple(outcome.notes),

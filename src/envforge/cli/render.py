@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from envforge.cli import target as t
+from envforge.cli.mirrors import CaOption, MirrorOption
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +32,8 @@ def render(
     dialect: Annotated[str, typer.Option(help="buildkit, or plain for builders without RUN --mount.")] = "buildkit",
     base: Annotated[str | None, typer.Option(help="Base image instead of the matrix's choice.")] = None,
     wheelhouse: Annotated[Path | None, typer.Option(help="Folder of wheels to take first.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="Certificate file (PEM) of the package index.")] = None,
+    ca: CaOption = None,
+    mirror: MirrorOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write the Dockerfile of a plan and everything that it copies into a folder."""
@@ -56,6 +58,7 @@ def render(
             targets,
             wheelhouse=wheelhouse,
             ca=ca,
+            mirror=mirror,
             progress=progress,
             around=around,
         )

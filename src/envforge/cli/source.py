@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING
 from envforge.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from envforge.image.values import InstallSource
     from envforge.lock import Lock, PipSettings
 
 
 def install_source(
-    settings: PipSettings, lock: Lock, *, ca: Path | None = None, wheelhouse: Path | None = None
+    settings: PipSettings,
+    lock: Lock,
+    *,
+    ca: Path | None = None,
+    wheelhouse: Path | None = None,
+    mirrors: Mapping[str, str] | None = None,
 ) -> InstallSource:
     """The settings of pip as a uv configuration for build steps, and as uv takes them on this machine.
 
@@ -27,7 +34,7 @@ def install_source(
     import os
 
     from envforge.image.values import InstallSource
-    from envforge.lock.settings import secrets, uv_environment
+    from envforge.lock.settings import secrets, split_credentials, uv_environment
 
     ca = ca or (Path(settings.cert) if settings.cert else None)
     if ca is not None and not ca.is_file():
@@ -37,15 +44,30 @@ def install_source(
     folders = [wheelhouse] if wheelhouse is not None else []
     folders += settings.local_folders()
     folders += [Path(package.path).parent for package in lock.packages if package.path]
-    torch_index = lock.torch_index if any(package.kind == "torch" for package in lock.packages) else None
+    torch_index = None
+    if lock.torch_index and any(package.kind == "torch" for package in lock.packages):
+        torch_index = with_login(lock.torch_index, settings)
     return InstallSource(
         uv_config=uv_config(settings, torch_index),
         ca=ca,
         wheelhouses=tuple(dict.fromkeys(folder.resolve() for folder in folders)),
-        secret=bool(secrets(settings)),
+        secret=bool(secrets(settings)) or any(split_credentials(url)[1] for url in (mirrors or {}).values()),
         arguments=tuple(host_arguments(settings, torch_index)),
         environment=uv_environment(settings, os.environ),
+        apt=(mirrors or {}).get("apt"),
+        registry=(mirrors or {}).get("registry"),
+        hub=(mirrors or {}).get("hub"),
     )
+
+
+def with_login(torch_index: str, settings: PipSettings) -> str:
+    """The address of torch's index, which a lock keeps bare, with the user name and password that belong to it."""
+    from envforge.lock.settings import join_credentials, split_credentials
+
+    root, user, password = split_credentials(settings.torch_index)
+    if user is None or not torch_index.startswith(root.rstrip("/")):
+        return torch_index
+    return join_credentials(torch_index, user, password)
 
 
 def uv_config(settings: PipSettings, torch_index: str | None) -> str:
@@ -72,13 +94,14 @@ def uv_config(settings: PipSettings, torch_index: str | None) -> str:
 def host_arguments(settings: PipSettings, torch_index: str | None) -> list[str]:
     """uv's options for an install on this machine; an index is always named."""
     from envforge.lock import index_arguments
-    from envforge.lock.settings import default_index
+    from envforge.lock.settings import TORCH, default_index, split_credentials
 
     arguments = index_arguments(settings)
     if not settings.no_index and "--default-index" not in arguments:
         arguments += ["--default-index", default_index()]
     if torch_index and not settings.no_index:
-        arguments += ["--index", torch_index]
+        # By the name that its credentials in the environment are tied to.
+        arguments += ["--index", f"{TORCH}={split_credentials(torch_index)[0]}"]
     return arguments
 
 

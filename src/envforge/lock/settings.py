@@ -331,6 +331,7 @@ def secrets(settings: PipSettings) -> set[str]:
     """Passwords and user names in the settings, for tests and for scrubbing text that is about to be shown."""
     found: set[str] = set()
     urls: Iterable[str | None] = (settings.index_url, *settings.extra_index_urls, *settings.find_links, settings.proxy)
+    urls = (*urls, settings.torch_index)
     for url in urls:
         _, user, password = split_credentials(url or "")
         found |= {word for word in (user, password) if word}
