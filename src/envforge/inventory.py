@@ -20,6 +20,7 @@ from envforge.resolver.hosts import Host, HostGpu, parse_driver, parse_sm
 
 Kind: TypeAlias = Literal["kubernetes", "slurm"]
 MAX_NODES = 20_000
+FEATURES = "slurm.features"  # label of a host: its node's features, for a job's --constraint
 MAX_GPUS = 64  # in one node
 _ARCHES = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
 _HINT = {
@@ -341,7 +342,9 @@ def _from_slurm(row: Mapping[str, Any], where: str) -> Host:
         model = re.sub(r"[_-]?(mig[_-]?)?[1-7]g\.[0-9]+gb.*$", "", kind or "", flags=re.IGNORECASE)
         gpus += _gpus(HostGpu(model.replace("_", " ") or None, parse_sm(model), mig=mig), count, name)
     os_text = _text(row.get("os"))
-    return Host(name, None, tuple(gpus), arch=arch, os=os_text[:80] or None, source="slurm")
+    kept = ",".join(word for word in words if isinstance(word, str) and word and word != "(null)")
+    labels = {FEATURES: kept} if kept else {}
+    return Host(name, None, tuple(gpus), arch=arch, os=os_text[:80] or None, labels=labels, source="slurm")
 
 
 _MODEL = re.compile(

@@ -1,15 +1,230 @@
-"""envforge job slurm: an sbatch script, and its submission."""
+"""envforge job slurm: an sbatch script for an image and a command, and its submission."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from envforge.cli import job_options as o
+from envforge.cli import target as t
+
+if TYPE_CHECKING:
+    from envforge.jobs.fleet import Fleet
+    from envforge.jobs.model import JobSpec
+
+_SLURM = "Slurm"
 
 
 def register(job: typer.Typer) -> None:
-    """Add the commands."""
-    job.command("slurm")(slurm)
+    """Add the command."""
+    job.command("slurm", cls=o.DashedCommand)(slurm)
 
 
-def slurm() -> None:
-    """Write an sbatch script, or submit it."""
-    raise typer.Exit(2)
+@dataclass(frozen=True)
+class Job:
+    """One job with its script and tool."""
+
+    spec: JobSpec
+    tool: str
+    script: str
+    bundle: dict[str, Any] | None = None
+    hosts: tuple[str, ...] = ()
+
+
+def slurm(
+    ctx: typer.Context,
+    request: Annotated[
+        list[str] | None,
+        typer.Argument(help="An image, a built project or environment folder, or the requirements it was built from."),
+    ] = None,
+    requirement: Annotated[list[Path] | None, typer.Option("--requirement", "-r", help="A requirements file.")] = None,
+    spec: Annotated[str | None, typer.Option(help="A ready-made stack by name, or an image.yaml.")] = None,
+    image_file: o.ImageFileOption = None,
+    digest: o.DigestOption = None,
+    host: t.HostOption = None,
+    fleet: t.FleetOption = None,
+    driver: t.DriverOption = None,
+    gpu: t.GpuOption = None,
+    glibc: t.GlibcOption = None,
+    arch: t.ArchOption = None,
+    python: t.PythonOption = None,
+    variant: t.VariantOption = "auto",
+    name: o.NameOption = None,
+    nodes: o.NodesOption = 1,
+    gpus: o.GpusOption = None,
+    cpus: o.CpusOption = None,
+    memory: o.MemoryOption = None,
+    time: o.TimeOption = None,
+    output: o.OutputOption = None,
+    submit: o.SubmitOption = False,
+    again: o.AgainOption = 0,
+    verify: o.VerifyOption = False,
+    requeue: o.RequeueOption = False,
+    signal_seconds: o.SignalOption = 120,
+    env: o.EnvOption = None,
+    passed: o.PassOption = None,
+    secret: o.SecretOption = None,
+    mount: o.MountOption = None,
+    workdir: o.WorkdirOption = None,
+    tool: Annotated[
+        str,
+        typer.Option(
+            "--container-tool", help="auto, pyxis, apptainer, oci, docker, podman, none.", rich_help_panel=_SLURM
+        ),
+    ] = "auto",
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Tasks per node.", rich_help_panel=_SLURM)] = 1,
+    partition: Annotated[str | None, typer.Option(help="Partition.", rich_help_panel=_SLURM)] = None,
+    account: Annotated[str | None, typer.Option(help="Account.", rich_help_panel=_SLURM)] = None,
+    constraint: Annotated[str | None, typer.Option(help="Features of the nodes.", rich_help_panel=_SLURM)] = None,
+    qos: Annotated[str | None, typer.Option(help="Quality of service.", rich_help_panel=_SLURM)] = None,
+    nodelist: Annotated[str | None, typer.Option(help="Exactly these nodes.", rich_help_panel=_SLURM)] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Write an sbatch script that runs a command in an image, or submit it. The command follows --.
+
+    Every node is looked at first (preflight, exit code 86). Submitting the same job twice starts it once.
+    """
+    import json
+
+    from envforge.cli.job_tools import choose_tool, read_bundle
+    from envforge.jobs.model import PASSED, JobSpec, check
+    from envforge.jobs.slurm import render
+
+    targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
+    sources = o.find_sources(request or [], requirement or [], spec, targets, image_file, digest)
+    mapped = _mapped(sources, targets)
+    jobs: list[Job] = []
+    groups = mapped.groups if mapped else (None,)
+    for group in groups:
+        source = sources[group.image] if group else sources[0]
+        own = name or o.as_name(f"verify-{source.name}" if verify else source.name)
+        own = f"{own[:49].strip('-')}-{group.image + 1}" if len(groups) > 1 and group else own
+        root = (output or Path("envforge-jobs")).absolute()
+        features: dict[str, Any] = {"constraint": constraint}
+        if mapped and group and mapped.others(group):
+            if group.feature:
+                features["constraint"] = "&".join(filter(None, (constraint, group.feature)))
+            else:
+                features["exclude"] = mapped.others(group)
+        made = check(
+            JobSpec(
+                name=own,
+                command=o.command_words(ctx),
+                nodes=nodes,
+                tasks_per_node=tasks,
+                gpus_per_node=int(source.gpu) if gpus is None else gpus,
+                cpus_per_task=cpus,
+                memory_mib=memory,
+                time_minutes=time,
+                env=o.pairs(env),
+                mounts=o.mounts(mount),
+                secrets=tuple(secret or ()),
+                partition=partition,
+                account=account,
+                qos=qos,
+                nodelist=nodelist,
+                requeue=requeue,
+                signal_seconds=signal_seconds,
+                verify=verify,
+                passed_variables=(*PASSED, *(passed or ())),
+                output=str(root if output and len(groups) == 1 else root / own),
+                workdir=workdir,
+                attempt=again,
+                **features,
+                **source.fields(),
+            )
+        )
+        chosen = choose_tool(tool, made)
+        bundle = read_bundle(made) if chosen == "oci" else None
+        jobs.append(Job(made, chosen, render(made, chosen, bundle), bundle, group.hosts if group else ()))
+    uncovered = mapped.uncovered if mapped else ()
+    rows = [_submit(job) if submit else _write(job, output is not None) for job in jobs]
+    if json_:
+        left = [{"host": host, "reason": reason} for host, reason in uncovered]
+        typer.echo(json.dumps({"schema": 1, "jobs": rows, "uncovered": left}, indent=1, ensure_ascii=False))
+    else:
+        for job, row in zip(jobs, rows, strict=True):
+            _tell(job, row)
+        for host_name, reason in uncovered:
+            typer.echo(f"{host_name}: no image covers it: {reason}", err=True)
+    if uncovered:
+        raise typer.Exit(1)
+
+
+def _mapped(sources: list[o.Source], targets: t.Targets) -> Fleet | None:
+    """Which image runs on which of the described hosts; None where none are described.
+
+    Raises:
+        NoError: not one host is covered. UsageError: several images and no hosts to tell them apart by.
+    """
+    from envforge.errors import NoError, UsageError
+    from envforge.jobs.fleet import assign
+
+    if not (targets.host or targets.fleet or targets.gpu or targets.driver):
+        if len(sources) > 1:
+            raise UsageError("several images need the nodes that they are for", "describe them with --fleet FILE")
+        return None
+    found = assign([source.needs() for source in sources], targets.read())
+    if not found.groups:
+        raise NoError(
+            "no image runs on the described hosts:\n" + "\n".join(f"  {host}: {why}" for host, why in found.uncovered),
+            "build one for them: envforge build ... with the same target",
+        )
+    if not targets.fleet and not targets.host:
+        return replace(found, names=())  # a description, no nodes of a cluster
+    return found
+
+
+def _answer(job: Job, **more: Any) -> dict[str, Any]:
+    spec = job.spec
+    row = {"name": spec.name, "key": spec.key(), "tool": job.tool, "nodes": spec.nodes, "gpus": spec.gpus_per_node,
+           "image": spec.image or spec.image_file, "digest": spec.digest, "output": spec.output,
+           "constraint": spec.constraint, "hosts": list(job.hosts)}  # fmt: skip
+    return {**row, "job_id": None, "new": False, "script": None, **more}
+
+
+def _write(job: Job, named: bool) -> dict[str, Any]:
+    """The script in the job's folder where one was named, else on stdout."""
+    from envforge.files import write_atomic
+    from envforge.jobs.record import new_record, write_record
+    from envforge.jobs.slurm import SCRIPT
+
+    if not named:
+        return _answer(job, text=job.script)
+    folder = Path(job.spec.output)
+    write_record(new_record(job.spec, "slurm", script=SCRIPT, log="%j.log", extra={"tool": job.tool}))
+    write_atomic(folder / SCRIPT, job.script, 0o755)
+    _write_bundle(job)
+    return _answer(job, script=str(folder / SCRIPT))
+
+
+def _write_bundle(job: Job) -> None:
+    import json
+
+    from envforge.files import write_atomic
+
+    if job.bundle is not None:
+        folder = Path(job.spec.output) / "bundle"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "config.json", json.dumps(job.bundle, indent=1) + "\n")
+
+
+def _submit(job: Job) -> dict[str, Any]:
+    from envforge.jobs.scheduler import submit
+    from envforge.jobs.slurm import SCRIPT
+
+    _write_bundle(job)
+    record, new = submit(job.spec, job.script, job.tool)
+    return _answer(job, job_id=record.job_id, new=new, script=str(Path(job.spec.output) / SCRIPT))
+
+
+def _tell(job: Job, row: dict[str, Any]) -> None:
+    if row["job_id"] is None:
+        typer.echo(row["script"] or row["text"], nl=row["script"] is not None)
+        return
+    typer.echo(row["job_id"])
+    word = "submitted" if row["new"] else "is there already (--again 1 runs it once more)"
+    typer.echo(f"job {job.spec.name} {word}: number {row['job_id']}, logs in {job.spec.output}", err=True)

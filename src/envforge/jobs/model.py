@@ -61,6 +61,7 @@ class JobSpec:
     see. plan: the plan's JSON. driver_floor, sms, variant: what the preflight holds the node against.
     output: folder that the nodes share and that logs, records and receipts go to. workdir: in the container, None for
     the image's own. address: content address of the image, which the preflight compares with what it finds.
+    image_digest: `sha256:...` where the reference does not carry it (what the image was exported from).
     """
 
     name: str
@@ -81,6 +82,7 @@ class JobSpec:
     constraint: str | None = None
     qos: str | None = None
     nodelist: str | None = None
+    exclude: tuple[str, ...] = ()  # nodes that must not take part
     # Kubernetes
     namespace: str | None = None
     queue: str | None = None
@@ -99,12 +101,13 @@ class JobSpec:
     workdir: str | None = None
     image_file: str | None = None
     address: str | None = None
+    image_digest: str | None = None
     attempt: int = 0  # another one of the same job, asked for by name (--again)
 
     @property
     def digest(self) -> str | None:
-        """`sha256:...` where the reference carries it."""
-        return self.image.partition("@")[2] or None
+        """`sha256:...` of the image, where it is known: what receipts are tied to."""
+        return self.image_digest or self.image.partition("@")[2] or None
 
     @property
     def world(self) -> int:
@@ -181,6 +184,11 @@ def _faults(spec: JobSpec) -> list[str]:
         faults.append("output: a line break or control character cannot stand in a scheduler's file names")
     if spec.address is not None and not re.fullmatch(r"[0-9a-f]{64}", spec.address):
         faults.append("address: not 64 hex digits")
+    if spec.image_digest is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", spec.image_digest):
+        faults.append(f"digest {spec.image_digest[:80]!r}: not sha256: and 64 hex digits")
+    if spec.verify and spec.tasks_per_node != 1:
+        faults.append("verify: the proof runs once per node, not in several tasks")
+    faults += [f"node {name[:60]!r}: no node's name" for name in spec.exclude if not re.fullmatch(r"[\w.-]+", name)]
     for what, number, low, high in (
         ("nodes", spec.nodes, 1, MAX_NODES),
         ("tasks per node", spec.tasks_per_node, 1, 1024),

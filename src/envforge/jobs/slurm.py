@@ -117,6 +117,7 @@ def _directives(spec: JobSpec) -> list[tuple[str, object | None]]:
         ("constraint", spec.constraint),
         ("qos", spec.qos),
         ("nodelist", spec.nodelist),
+        ("exclude", ",".join(spec.exclude) or None),
         ("signal", signal),
         ("output", spec.output.replace("%", "%%") + "/%j.log"),
         ("open-mode", "append"),
@@ -243,7 +244,8 @@ def _podman(spec: JobSpec) -> Launch:
 def _none(spec: JobSpec) -> Launch:
     if not spec.image_file:
         raise UsageError("without a container the environment's folder is needed", "name it with --image-file DIR")
-    return Launch((shlex.quote(f"{spec.image_file}/bin/envforge-entrypoint"),))
+    flags = (f"--chdir={shlex.quote(spec.workdir)}",) if spec.workdir else ()
+    return Launch((shlex.quote(f"{spec.image_file}/bin/envforge-entrypoint"),), flags)
 
 
 def bundle_for(spec: JobSpec, config: Mapping[str, Any]) -> dict[str, Any]:
