@@ -32,7 +32,7 @@ def build(
     arch: t.ArchOption = None,
     python: t.PythonOption = None,
     variant: t.VariantOption = "auto",
-    engine: Annotated[str, typer.Option(help="auto, docker or venv.")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, docker, podman, buildah or venv.")] = "auto",
     base: Annotated[str | None, typer.Option(help="Base image (venv: interpreter) instead of the matrix's.")] = None,
     tag: Annotated[str | None, typer.Option(help="A second name for the image.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of a venv build.")] = None,
@@ -46,6 +46,9 @@ def build(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of the proof.")] = None,
     network: Annotated[str | None, typer.Option(help="Network of the build steps (docker's names).")] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Leave the proof out.")] = False,
+    refresh_base: Annotated[
+        bool, typer.Option("--refresh-base", help="Fetch the base by its tag, and take the newest system packages.")
+    ] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build even if it is there.")] = False,
     registry: Annotated[str | None, typer.Option(help="Look there before building: registry.example/team.")] = None,
     push: Annotated[bool, typer.Option("--push", help="Push what was built to the registry.")] = False,
@@ -104,6 +107,7 @@ def build(
             epoch=_epoch(os.environ.get("SOURCE_DATE_EPOCH")),
             network=network,
             rebuild=rebuild,
+            refresh_base=refresh_base,
             registry=load_settings(found.project, {"registry": registry}).registry,
             push=push,
         )

@@ -39,6 +39,7 @@ _REFERENCE = re.compile(
     r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 _CHALLENGE = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
+_DENIED = re.compile(r"denied|unauthori[sz]ed|authentication required|no basic auth|forbidden", re.I)
 _LIMIT = 8 * 2**20  # a manifest or configuration is a few kB; more is no answer
 TIMEOUT = (10.0, 60.0)
 
@@ -83,6 +84,16 @@ class RegistryError(OutsideError):
     def __init__(self, cause: str, hint: str = "", *, denied: bool = False) -> None:
         super().__init__(cause, hint)
         self.denied = denied
+
+
+def refusal(reference: str, what: str, said: str) -> RegistryError:
+    """The error for a push or pull that failed, from the engine's words, which hold the registry's."""
+    host = parse_reference(reference).host
+    return RegistryError(
+        f"{reference} {what}: {said.strip()[:400]}",
+        f"check the name and the network, and log in with: docker login {host}",
+        denied=_DENIED.search(said) is not None,
+    )
 
 
 def parse_reference(text: str) -> Reference:

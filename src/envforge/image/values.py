@@ -96,10 +96,11 @@ def silent(event: Event) -> None:
 class BuildOptions:
     """What the caller decides about a build.
 
-    engine: auto, docker or venv. base: image reference instead of the matrix's choice. tag: a second name for the
+    engine: auto or one of ENGINES. base: image reference instead of the matrix's choice. tag: a second name for the
     image. output: folder of a venv build. state: where logs, receipts and locks of builds are kept. model: folder or
     hub id that `verify` loads; None leaves the choice to `verify`. epoch: SOURCE_DATE_EPOCH. network: network mode of
-    build steps. registry: host and path (`registry.example/team`) where images of ours are looked for; push: and put.
+    build steps. refresh_base: fetch the base by its tag and ask for the newest system packages. registry: host and path
+    (`registry.example/team`) where images of ours are looked for; push: and put.
     """
 
     source: InstallSource
@@ -115,6 +116,7 @@ class BuildOptions:
     epoch: int | None = None
     network: str | None = None
     rebuild: bool = False
+    refresh_base: bool = False
     log: Path | None = None
     registry: str | None = None
     push: bool = False

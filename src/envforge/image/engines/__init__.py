@@ -9,7 +9,7 @@ from typing import Protocol, cast, runtime_checkable
 from envforge.errors import UsageError
 from envforge.image.values import BaseInfo, BuildContext, Progress, silent
 
-ENGINES = ("docker", "venv")
+ENGINES = ("docker", "podman", "buildah", "venv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,13 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """One built image or environment: its id (content), names, labels and size in bytes."""
+    """One built image or environment: its id (content), names, labels, size in bytes, when it was made (ISO)."""
 
     id: str
     names: tuple[str, ...]
     labels: dict[str, str]
     size: int
+    created: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,10 @@ class Engine(Protocol):
 class ContainerEngine(Engine, Protocol):
     """An engine whose images can leave it: what registries, exports and housekeeping need besides."""
 
+    def ask(self, image: ImageInfo, argv: list[str]) -> RunResult:
+        """Run a program of the image in place of its entrypoint, without network."""
+        ...
+
     def images(self) -> tuple[ImageInfo, ...]:
         """All images that carry a content address of ours, named or not."""
         ...
@@ -162,6 +167,14 @@ def make_engine(name: str, output: Path | None = None) -> Engine:
         from envforge.image.engines.docker import DockerEngine
 
         return DockerEngine()
+    if name == "podman":
+        from envforge.image.engines.podman import PodmanEngine
+
+        return PodmanEngine()
+    if name == "buildah":
+        from envforge.image.engines.buildah import BuildahEngine
+
+        return BuildahEngine()
     if name == "venv":
         from envforge.image.engines.venv import VenvEngine
 
@@ -170,7 +183,7 @@ def make_engine(name: str, output: Path | None = None) -> Engine:
 
 
 def choose_engine(name: str = "auto", output: Path | None = None) -> Engine:
-    """The engine to build with. `auto` takes docker where it answers, else venv.
+    """The engine to build with. `auto` takes the first container engine that answers, else venv.
 
     Raises:
         UsageError: no such engine.
@@ -179,8 +192,8 @@ def choose_engine(name: str = "auto", output: Path | None = None) -> Engine:
     from envforge.errors import EngineError
 
     if name == "auto":
-        docker = make_engine("docker")
-        return docker if docker.available().ok else make_engine("venv", output)
+        containers = (make_engine(known) for known in ENGINES if known != "venv")
+        return next((found for found in containers if found.available().ok), None) or make_engine("venv", output)
     engine = make_engine(name, output)
     status = engine.available()
     if not status.ok:

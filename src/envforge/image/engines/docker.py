@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envforge.errors import EngineError, EnvforgeError, OutsideError
-from envforge.image.context import write_context
+from envforge.image.context import write_context, write_secrets
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult, dockerstore
 from envforge.image.engines.dockercli import find_client
 from envforge.image.engines.dockersdk import info, short, told, where
@@ -139,17 +139,10 @@ class DockerEngine:
 
     def _build_buildkit(self, context: BuildContext, place: Path, scratch: Path, log: Path, progress: Progress) -> str:
         client = find_client()
-        secret = scratch / "uv.toml"
-        secret.touch(0o600)
-        secret.write_text(context.source.uv_config, encoding="utf-8")
         iid = scratch / "iid"
         argv = [str(client.path), "build", "--progress=plain", f"--iidfile={iid}"]
-        argv += ["--secret", f"id=uv.toml,src={secret}"]
-        if context.source.ca is not None:
-            # Copied, because a comma in its path would be read as another field of the option.
-            copy = scratch / "ca.pem"
-            copy.write_bytes(context.source.ca.read_bytes())
-            argv += ["--secret", f"id=ca.pem,src={copy}"]
+        for name, path in write_secrets(context.source, scratch).items():
+            argv += ["--secret", f"id={name},src={path}"]
         network = context.network or self._default_network()
         if network:
             argv.append(f"--network={network}")
@@ -279,6 +272,10 @@ class DockerEngine:
         finally:
             with contextlib.suppress(Exception):
                 container.remove(force=True, v=True)
+
+    def ask(self, image: ImageInfo, argv: list[str]) -> RunResult:
+        with told(), terminated_as_exit():
+            return self._run_container(image.id, argv, entrypoint=True)
 
     def images(self) -> tuple[ImageInfo, ...]:
         with told():

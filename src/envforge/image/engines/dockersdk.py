@@ -18,7 +18,8 @@ _SPACE = re.compile(r"no space left on device|disk quota exceeded", re.I)
 
 
 def info(image: Any) -> ImageInfo:
-    return ImageInfo(str(image.id), tuple(image.tags), dict(image.labels or {}), int(image.attrs.get("Size") or 0))
+    size, created = int(image.attrs.get("Size") or 0), str(image.attrs.get("Created") or "")
+    return ImageInfo(str(image.id), tuple(image.tags), dict(image.labels or {}), size, created)
 
 
 def where() -> str:

@@ -9,7 +9,7 @@ from envforge.errors import DiskFullError, EngineError, OutsideError
 from envforge.files import no_space
 from envforge.image.engines import ImageInfo
 from envforge.image.engines.dockersdk import info, short
-from envforge.image.registry import RegistryError, parse_reference
+from envforge.image.registry import parse_reference, refusal
 from envforge.image.values import Event, Progress
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ def pull(client: DockerClient, reference: str, progress: Progress) -> ImageInfo:
     try:
         for line in client.api.pull(repository, tag=where.digest or where.tag, stream=True, decode=True):
             if line.get("error"):
-                raise _refused(reference, "could not be fetched", str(line["error"]))
+                raise refusal(reference, "could not be fetched", str(line["error"]))
             _tell(line, progress)
         return info(client.images.get(str(where)))
     except APIError as error:
-        raise _refused(reference, "could not be fetched", short(error)) from error
+        raise refusal(reference, "could not be fetched", short(error)) from error
 
 
 def push(client: DockerClient, image: ImageInfo, reference: str, progress: Progress) -> str:
@@ -54,11 +54,11 @@ def push(client: DockerClient, image: ImageInfo, reference: str, progress: Progr
     try:
         for line in client.api.push(repository, tag=where.tag, stream=True, decode=True):
             if line.get("error"):
-                raise _refused(reference, "could not be pushed", str(line["error"]))
+                raise refusal(reference, "could not be pushed", str(line["error"]))
             digest = str((line.get("aux") or {}).get("Digest") or digest)
             _tell(line, progress)
     except APIError as error:
-        raise _refused(reference, "could not be pushed", short(error)) from error
+        raise refusal(reference, "could not be pushed", short(error)) from error
     finally:
         # Only a name for the way: what is kept here goes by its own name.
         if not known:
@@ -105,12 +105,3 @@ def save(client: DockerClient, image: ImageInfo, path: Path) -> None:
 def _tell(line: dict[str, object], progress: Progress) -> None:
     words = (str(line.get(key) or "") for key in ("id", "status", "progress"))
     progress(Event("line", " ".join(word for word in words if word)))
-
-
-def _refused(reference: str, what: str, said: str) -> RegistryError:
-    host = parse_reference(reference).host
-    return RegistryError(
-        f"{reference} {what}: {said.strip()[:400]}",
-        f"check the name and the network, and log in with: docker login {host}",
-        denied="denied" in said or "unauthorized" in said or "authentication required" in said,
-    )
