@@ -28,6 +28,7 @@ class Diary:
     def __init__(self, code: int = 0, gpus: bool = False, free: int | None = None) -> None:
         self.code, self.with_gpus, self.free = code, gpus, free
         self.did: list[str] = []
+        self.release = 1
         self.images: list[ImageInfo] = []
         self.argv: list[str] = []
         self.kept: dict[str, object] = {}
@@ -39,6 +40,10 @@ class Diary:
         self.did.append("base")
         return replace(BASE, python="/usr/bin/python3.11")
 
+    def pull(self, reference: str, progress: Progress = silent) -> ImageInfo:
+        self.did.append("pull")
+        return ImageInfo("sha256:base", (reference,), {}, 1)
+
     def find(self, label: str, value: str) -> tuple[ImageInfo, ...]:
         return tuple(image for image in self.images if image.labels.get(label) == value and image.names)
 
@@ -47,6 +52,7 @@ class Diary:
 
     def build(self, context: BuildContext, log: Path, progress: Progress = silent) -> ImageInfo:
         self.did.append("build")
+        self.dockerfile = context.dockerfile
         return ImageInfo(f"sha256:{len(self.did)}", (), context.labels, 123)
 
     def tag(self, image: ImageInfo, reference: str) -> ImageInfo:
@@ -67,6 +73,9 @@ class Diary:
         gpus: bool = False,
         progress: Progress = silent,
     ) -> RunResult:
+        if "--versions" in argv:
+            self.did.append("versions")
+            return RunResult(0, "".join(f"{name}=1.0-{self.release}\n" for name in argv if name.startswith("lib")))
         self.did.append("verify")
         self.argv = argv
         self.kept = {"mounts": mounts, "network": network, "env": env, "gpus": gpus}
@@ -221,6 +230,29 @@ def test_a_second_name_is_given(tmp_path: Path) -> None:
     engine = Diary()
     build_plan(CPU, CPU_LOCK, SPEC, options(tmp_path, tag="registry.example/own:1", verify=False), engine=engine)
     assert engine.did[-2:] == ["tag envforge/demo", "tag registry.example/own"]
+
+
+def test_versions_of_system_packages_are_asked_once_and_are_part_of_the_address(tmp_path: Path) -> None:
+    engine = Diary()
+    made = options(tmp_path, verify=False)
+    spec = replace(SPEC, system_packages=("libsndfile1",))
+    first = build_plan(GPU, CPU_LOCK, spec, made, engine=engine)
+    assert "libsndfile1=1.0-1" in engine.dockerfile
+    assert "libibverbs1=1.0-1" in engine.dockerfile
+    engine.release = 2
+    assert build_plan(GPU, CPU_LOCK, spec, made, engine=engine).address == first.address
+    assert engine.did.count("versions") == 1
+    # The base is asked anew too.
+    fresh = build_plan(GPU, CPU_LOCK, spec, replace(made, refresh_base=True), engine=engine)
+    assert (fresh.reused, fresh.address == first.address) == (False, False)
+    assert "libsndfile1=1.0-2" in engine.dockerfile
+    assert engine.did.count("pull") == 1
+
+
+def test_a_plan_without_system_packages_asks_no_archive(tmp_path: Path) -> None:
+    engine = Diary()
+    build_plan(CPU, CPU_LOCK, SPEC, options(tmp_path, verify=False), engine=engine)
+    assert "versions" not in engine.did
 
 
 def test_what_must_be_compiled_needs_a_base_with_the_toolkit(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,17 +35,20 @@ def verify_files() -> tuple[Path, ...]:
     return tuple(sorted(p for p in VERIFY.rglob("*") if p.is_file() and "__pycache__" not in p.parts))
 
 
-def content_address(plan: Plan, lock: LockLike, spec: Spec, base: BaseInfo, kind: str) -> str:
+def content_address(
+    plan: Plan, lock: LockLike, spec: Spec, base: BaseInfo, kind: str, system: Mapping[str, str] | None = None
+) -> str:
     """Hex SHA-256 over lock, base digest, templates, the packed proof, the spec's own additions and the target.
 
-    kind: `image` or `venv`. The plan's reasons and warnings do not count: they change no byte of the environment.
+    kind: `image` or `venv`. system: versions of the system packages, where they are known.
+    The plan's reasons and warnings do not count: they change no byte of the environment.
     """
     folder = spec.folder or Path()
     parts = {
         "kind": kind,
         "lock": lock.hash,
         "base": base.digest or base.ref,
-        "system": sorted(spec.system_packages),
+        "system": [f"{n}={v}" for n, v in sorted(system.items())] if system else sorted(spec.system_packages),
         "templates": {p.name: sha256(p.read_bytes()) for p in template_files()},
         "verify": {str(p.relative_to(VERIFY)): sha256(p.read_bytes()) for p in verify_files()},
         "env": spec.env,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from envforge.errors import UsageError
 from envforge.image import quote
-from envforge.image.engines import Engine
+from envforge.image.engines import Engine, container_engine
 from envforge.image.render import Compile, compile_stage, needs_toolkit
 from envforge.image.values import BaseInfo, BuildOptions, LockLike, Progress
 from envforge.resolver.plan import Plan
@@ -68,6 +68,20 @@ def pinned(base: Base | None) -> str:
     return f"{base.ref}@{base.digest}" if base.digest and "@" not in base.ref else base.ref
 
 
+def mirrored(ref: str, registry: str | None) -> str:
+    """A reference on Docker Hub as its mirror names it; others, and without a mirror all, as they are.
+
+    The digest stays: a mirror serves the same content or the pull fails.
+    """
+    host, slash, _ = ref.partition("/")
+    elsewhere = slash and ("." in host or ":" in host or host == "localhost") and host != "docker.io"
+    if registry is None or elsewhere:
+        return ref
+    path = ref.removeprefix("docker.io/")
+    path = path if "/" in path.split("@")[0] else f"library/{path}"
+    return quote.reference(f"{registry.partition('://')[2] or registry}/{path}")
+
+
 def find_base(
     plan: Plan, lock: LockLike, options: BuildOptions, bases: tuple[Base, ...], engine: Engine, progress: Progress
 ) -> BaseInfo:
@@ -78,7 +92,14 @@ def find_base(
     """
     if engine.name == "venv":
         return engine.base(options.base or "", plan.python, progress)
-    ref = quote.reference(options.base or pinned(choose_base(plan, lock, bases)))
+    if options.base:
+        ref = quote.reference(options.base)
+    else:
+        chosen = choose_base(plan, lock, bases)
+        named = quote.reference(chosen.ref if options.refresh_base else pinned(chosen))
+        ref = mirrored(named, options.source.registry)
+    if options.refresh_base:
+        container_engine(engine).pull(ref, progress)
     base = engine.base(ref, plan.python, progress)
     if base.python is None:
         # The interpreter may come from the distribution's own archive: what the matrix says its release brings.
@@ -93,7 +114,7 @@ def find_base(
     return base
 
 
-def stage_for(plan: Plan, bases: tuple[Base, ...]) -> Compile | None:
+def stage_for(plan: Plan, bases: tuple[Base, ...], registry: str | None = None) -> Compile | None:
     """The compile stage, None where every package of the plan has wheels.
 
     Raises:
@@ -103,7 +124,7 @@ def stage_for(plan: Plan, bases: tuple[Base, ...]) -> Compile | None:
         return None
     base = devel_base(plan, bases)
     if base is not None:
-        return compile_stage(plan, pinned(base), _memory_gib())
+        return compile_stage(plan, mirrored(pinned(base), registry), _memory_gib())
     raise UsageError(
         f"{', '.join(plan.source_only)} must be compiled, and no base with a CUDA {plan.cuda} toolkit and Python "
         f"{plan.python} is known",

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 from envforge.errors import DiskFullError, OutsideError, UsageError
 from envforge.image import quote
 from envforge.image.address import content_address, image_tag
-from envforge.image.base import choose_base, find_base, pinned, stage_for
+from envforge.image.base import choose_base, find_base, mirrored, pinned, stage_for
 from envforge.image.context import make_context, write_context
 from envforge.image.engines import Engine, choose_engine, container_engine
 from envforge.image.prove import ModelMaker, check_model, prove, stamp
 from envforge.image.publish import publish, record, shelf_for
 from envforge.image.registry import Remote
 from envforge.image.render import torch_version
+from envforge.image.system import system_versions
 from envforge.image.values import (
     LABEL_ADDRESS,
     BaseInfo,
@@ -76,7 +77,21 @@ def build_plan(
     venv = engine.name == "venv"
     progress(Event("stage", f"{engine.name}: looking at the base"))
     base = find_base(plan, lock, options, bases, engine, progress)
-    address = content_address(plan, lock, spec, base, "venv" if venv else "image")
+    system: dict[str, str] = {}
+    if not venv:
+        system = system_versions(
+            engine,
+            base,
+            plan,
+            lock,
+            spec,
+            options.source,
+            state_root(options),
+            refresh=options.refresh_base,
+            network=options.network,
+            progress=progress,
+        )
+    address = content_address(plan, lock, spec, base, "venv" if venv else "image", system)
     state = state_folder(options, address)
     tag = str(options.output) if venv else image_tag(plan, lock, spec, address)
     shelf = shelf_for(options, engine, tag, address)
@@ -104,8 +119,9 @@ def build_plan(
                 dialect=options.dialect,
                 epoch=options.epoch,
                 network=options.network,
-                compile_stage=stage_for(plan, bases),
+                compile_stage=stage_for(plan, bases, options.source.registry),
                 kind="venv" if venv else "image",
+                system=system,
             )
             found = engine.build(context, log, progress)
         result = BuildResult(
@@ -163,7 +179,8 @@ def render_plan(
         DataError, OutsideError: as for a build.
     """
     chosen = None if options.base else choose_base(plan, lock, bases)
-    base = BaseInfo(ref=options.base or pinned(chosen), digest=(chosen.digest or "") if chosen else "")
+    ref = options.base or mirrored(pinned(chosen), options.source.registry)
+    base = BaseInfo(ref=ref, digest=(chosen.digest or "") if chosen else "")
     if chosen is not None:
         base = replace(base, os=chosen.os, install_python=chosen.kind != "slim")
     context = make_context(
@@ -174,7 +191,7 @@ def render_plan(
         options.source,
         dialect=options.dialect,
         epoch=options.epoch,
-        compile_stage=stage_for(plan, bases),
+        compile_stage=stage_for(plan, bases, options.source.registry),
     )
     if folder.exists() and any(folder.iterdir()) and not (folder / "Dockerfile").is_file():
         raise UsageError(f"{folder} holds something else", "name a new or empty folder with -o")
@@ -216,14 +233,18 @@ def _check_space(lock: LockLike, engine: Engine, progress: Progress) -> None:
 
 def state_folder(options: BuildOptions, address: str) -> Path:
     """Where the logs and receipts of one address are kept (made when needed)."""
+    return state_root(options, address[:16])
+
+
+def state_root(options: BuildOptions, name: str = "") -> Path:
+    """The folder above all of them, or one in it."""
     from platformdirs import user_state_path
 
-    root = options.state or user_state_path("envforge") / "builds"
-    folder = root / address[:16]
+    folder = (options.state or user_state_path("envforge") / "builds") / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutsideError(f"cannot write build logs in {root}: {error.strerror}", "set XDG_STATE_HOME") from error
+        raise OutsideError(f"cannot write build logs in {folder}: {error.strerror}", "set XDG_STATE_HOME") from error
     return folder
 
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,12 @@ def make_context(
     network: str | None = None,
     compile_stage: render.Compile | None = None,
     kind: str = "image",
+    system: Mapping[str, str] | None = None,
 ) -> BuildContext:
     """Everything that an engine needs to build one plan.
+
+    Args:
+        system: versions of the system packages, from `system_versions`; without them the archive's own count.
 
     Raises:
         DataError: a value of the spec that cannot be carried, or a file of the spec that is missing.
@@ -57,15 +61,29 @@ def make_context(
             "the plain dialect has no secret mounts, and the package index needs a user name or password",
             "use --dialect buildkit, or an index without credentials",
         )
+    if dialect == "plain" and source.debs is not None and kind == "image":
+        raise UsageError(
+            "the plain dialect cannot install system packages from a folder without leaving them in a layer",
+            "use --dialect buildkit, or a mirror of the archive: --mirror apt=URL",
+        )
     own_files = _spec_files(spec)
-    address = content_address(plan, lock, spec, base, kind)
+    address = content_address(plan, lock, spec, base, kind, system)
     parts = split_lock(lock.requirements, plan.source_only)
     labels = render.labels(plan, lock, spec, base, address, epoch)
     files: dict[str, ContextFile] = {}
     dockerfile = ""
     if kind == "image":
         dockerfile = render.render_dockerfile(
-            plan, lock, spec, base, labels, dialect=dialect, compile_stage=compile_stage
+            plan,
+            lock,
+            spec,
+            base,
+            labels,
+            dialect=dialect,
+            compile_stage=compile_stage,
+            system=system,
+            debs=source.debs is not None,
+            apt=source.apt is not None,
         )
         files["Dockerfile"] = _text(dockerfile)
     for script in ("install.sh", "slim.py", "system.sh", "folders.sh"):
@@ -84,6 +102,11 @@ def make_context(
         files["build/settings/uv.toml"] = _text(source.uv_config)
         if source.ca is not None:
             files["build/settings/ca.pem"] = ContextFile(source.ca)
+        if source.apt is not None:
+            files["build/apt/apt.mirror"] = _text(source.apt)
+    if source.debs is not None and kind == "image":
+        for path in sorted(source.debs.iterdir()):
+            files[f"build/debs/{path.name}"] = ContextFile(path)
     files.update({f"image/{path}": file for path, file in image_files(plan, lock, spec, address).items()})
     files.update({f"site/{path}": file for path, file in site_files().items()})
     for i, target in enumerate(sorted(spec.files)):
@@ -230,6 +253,20 @@ def write_context(context: BuildContext, folder: Path) -> None:
                 f"no room for the build context in {folder}", "free some space and run again"
             ) from error
         raise OutsideError(f"cannot write the build context in {folder}: {error.strerror}") from error
+
+
+def write_secrets(source: InstallSource, folder: Path) -> dict[str, Path]:
+    """The secrets of a build as files that only we may read: id -> file. A builder mounts them, no layer holds them."""
+    texts: dict[str, bytes] = {"uv.toml": source.uv_config.encode()}
+    if source.ca is not None:
+        # A copy, because a comma in its own path would be read as another field of a builder's option.
+        texts["ca.pem"] = source.ca.read_bytes()
+    if source.apt is not None:
+        texts["apt.mirror"] = source.apt.encode()
+    for name, text in texts.items():
+        (folder / name).touch(0o600)
+        (folder / name).write_bytes(text)
+    return {name: folder / name for name in texts}
 
 
 def _place(source: Path, target: Path) -> None:

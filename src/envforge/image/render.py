@@ -7,6 +7,7 @@ import datetime
 import json
 import re
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -123,6 +124,29 @@ def system_packages(plan: Plan, lock: LockLike) -> tuple[str, ...]:
     return tuple(sorted(wanted))
 
 
+def system_arguments(plan: Plan, lock: LockLike, base: BaseInfo) -> list[str]:
+    """What system.sh is told for the plan itself: flags for the interpreter and its headers, then the packages."""
+    flags = ["--python", plan.python] if base.install_python else []
+    if needs_compiler(plan, lock):
+        flags += ["--headers", plan.python]
+    return [*flags, *system_packages(plan, lock)]
+
+
+def _with_versions(
+    own: list[str], user: tuple[str, ...], system: Mapping[str, str] | None
+) -> tuple[list[str], list[str]]:
+    """The arguments for the plan's packages and those for the spec's, exact where the versions are known."""
+    names = [quote.debian_package(word) for word in user]
+    if not system:
+        return own, names
+    asked = {name.split("=")[0] for name in names} - set(own)
+    exact = [f"{name}={version}" for name, version in sorted(system.items())]
+    return (
+        [quote.debian_package(word) for word in exact if word.split("=")[0] not in asked],
+        [quote.debian_package(word) for word in exact if word.split("=")[0] in asked],
+    )
+
+
 def pack_plan(plan: Plan) -> str:
     """The plan as a label: compact canonical JSON, compressed where long."""
     text = json.dumps(plan.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -201,8 +225,13 @@ def render_dockerfile(
     *,
     dialect: Dialect = "buildkit",
     compile_stage: Compile | None = None,
+    system: Mapping[str, str] | None = None,
+    debs: bool = False,
+    apt: bool = False,
 ) -> str:
     """The Dockerfile of one plan.
+
+    system: exact versions of system packages. debs: they lie in the context. apt: a mirror of their archive is set.
 
     `buildkit` installs straight into the runtime stage through mounts, so that nothing but the result is in a layer;
     `plain` has no mounts and builds in a stage of its own.
@@ -210,10 +239,7 @@ def render_dockerfile(
     Raises:
         DataError: a value that the Dockerfile cannot carry, with the value named.
     """
-    system = list(system_packages(plan, lock))
-    flags = ["--python", plan.python] if base.install_python else []
-    if needs_compiler(plan, lock):
-        flags += ["--headers", plan.python]
+    own_system, user_system = _with_versions(system_arguments(plan, lock, base), spec.system_packages, system)
     values: dict[str, Any] = {
         "title": spec.name,
         "python": plan.python,
@@ -222,8 +248,9 @@ def render_dockerfile(
         "buildkit": dialect == "buildkit",
         "base": quote.reference(base.ref),
         "sealed": (*SEALED, *toolkit_env(plan)),
-        "system": [*flags, *system],
-        "user_system": [quote.debian_package(name) for name in spec.system_packages],
+        "system": own_system,
+        "user_system": user_system,
+        "apt": apt,
         "compile": compile_stage,
         "headers": "keep-headers" if may_compile(plan, spec) else "no-headers",
         "scripts": _SCRIPTS,
@@ -232,7 +259,7 @@ def render_dockerfile(
         "files": [(f"files/{i:04d}", _target(target)) for i, target in enumerate(sorted(spec.files))],
         "env": [(quote.env_name(name), value) for name, value in sorted(_checked_env(spec.env).items())],
         "labels": list(image_labels.items()),
-        "run": _Run(dialect),
+        "run": _Run(dialect, debs),
     }
     text = environment().get_template("Dockerfile.j2").render(values)
     return "\n".join(_squeeze(text.splitlines())) + "\n"
@@ -265,8 +292,9 @@ def _squeeze(lines: list[str]) -> list[str]:
 class _Run:
     """`run(argv, use...)` of the template: one RUN in exec form with the mounts that the step uses."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, debs: bool = False) -> None:
         self.buildkit = dialect == "buildkit"
+        self.debs = debs
 
     def __call__(self, values: list[str], *uses: str) -> str:
         line = quote.argv([str(value) for value in values])
@@ -281,8 +309,8 @@ class _Run:
         flags = "".join(f"--mount={mount} \\\n    " for mount in mounts)
         return f"RUN {flags}{line}"
 
-    @staticmethod
-    def _mounts(use: str) -> list[str]:
+    def _mounts(self, use: str) -> list[str]:
+        debs = ["type=bind,source=build/debs,target=/run/envforge/debs"] if self.debs else []
         table: dict[str, list[str]] = {
             "uv": ["type=bind,source=build/uv,target=/run/envforge/uv"],
             "index": [
@@ -290,6 +318,7 @@ class _Run:
                 "type=secret,id=ca.pem",
                 "type=cache,id=envforge-uv,target=/run/envforge/cache",
             ],
+            "apt": ["type=secret,id=apt.mirror", "type=secret,id=ca.pem", *debs],
             "compiled": ["type=bind,from=compile,source=/run/envforge/compiled,target=/run/envforge/compiled"],
         }
         return table.get(use) or [f"type=bind,source=build/parts/{use},target={_PARTS}/{use}"]

@@ -6,6 +6,8 @@
 FROM nvidia/cuda:12.6.3-devel-ubuntu22.04 AS compile
 ENV CUDA_HOME=/usr/local/cuda TORCH_CUDA_ARCH_LIST="8.0;8.6" MAX_JOBS=2
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
+    --mount=type=secret,id=apt.mirror \
+    --mount=type=secret,id=ca.pem \
     ["/bin/sh", "/run/envforge/scripts/system.sh", "--python", "3.10", "--headers", "3.10", "g++", "gcc", "git", "make", "ninja-build"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=bind,source=build/uv,target=/run/envforge/uv \
@@ -35,6 +37,8 @@ RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
 FROM python:3.10-slim-bookworm@sha256:abababababababababababababababababababababababababababababababab AS runtime
 ENV PATH="/opt/envforge/env/bin:/opt/envforge/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" VIRTUAL_ENV="/opt/envforge/env" PYTHONNOUSERSITE="1" PYTHONDONTWRITEBYTECODE="1" PYTHONUNBUFFERED="1" LANG="C.UTF-8" HF_HOME="/opt/envforge/cache/hf" TRITON_CACHE_DIR="/opt/envforge/cache/triton" TORCHINDUCTOR_CACHE_DIR="/opt/envforge/cache/inductor" MPLCONFIGDIR="/opt/envforge/cache/mpl" CUDA_CACHE_PATH="/opt/envforge/cache/cuda" XDG_CACHE_HOME="/opt/envforge/cache/xdg" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
+    --mount=type=secret,id=apt.mirror \
+    --mount=type=secret,id=ca.pem \
     ["/bin/sh", "/run/envforge/scripts/system.sh", "--headers", "3.10", "gcc", "ibverbs-providers", "libc6-dev", "libibverbs1", "librdmacm1"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     ["/bin/sh", "/run/envforge/scripts/folders.sh"]

@@ -5,6 +5,8 @@
 FROM python:3.11-slim-bookworm@sha256:abababababababababababababababababababababababababababababababab AS runtime
 ENV PATH="/opt/envforge/env/bin:/opt/envforge/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" VIRTUAL_ENV="/opt/envforge/env" PYTHONNOUSERSITE="1" PYTHONDONTWRITEBYTECODE="1" PYTHONUNBUFFERED="1" LANG="C.UTF-8" HF_HOME="/opt/envforge/cache/hf" TRITON_CACHE_DIR="/opt/envforge/cache/triton" TORCHINDUCTOR_CACHE_DIR="/opt/envforge/cache/inductor" MPLCONFIGDIR="/opt/envforge/cache/mpl" CUDA_CACHE_PATH="/opt/envforge/cache/cuda" XDG_CACHE_HOME="/opt/envforge/cache/xdg" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
+    --mount=type=secret,id=apt.mirror \
+    --mount=type=secret,id=ca.pem \
     ["/bin/sh", "/run/envforge/scripts/system.sh", "--headers", "3.11", "gcc", "ibverbs-providers", "libc6-dev", "libibverbs1", "librdmacm1"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     ["/bin/sh", "/run/envforge/scripts/folders.sh"]

@@ -17,6 +17,8 @@ RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=cache,id=envforge-uv,target=/run/envforge/cache \
     ["/bin/sh", "/run/envforge/scripts/install.sh", "part", "/opt/envforge/env", "/run/envforge/parts/torch", "no-headers"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
+    --mount=type=secret,id=apt.mirror \
+    --mount=type=secret,id=ca.pem \
     ["/bin/sh", "/run/envforge/scripts/system.sh", "libsndfile1", "ffmpeg=7:5.1.6-0+deb12u1"]
 RUN --mount=type=bind,source=build/scripts,target=/run/envforge/scripts \
     --mount=type=bind,source=build/uv,target=/run/envforge/uv \
