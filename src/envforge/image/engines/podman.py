@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envforge.errors import EngineError, OutsideError, UsageError
-from envforge.image.context import write_context
+from envforge.image.context import write_context, write_secrets
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
 from envforge.image.engines.probe import probe_words, read_probe
 from envforge.image.engines.process import stream, terminated_as_exit
@@ -115,14 +115,8 @@ class PodmanEngine:
             iid = Path(folder) / "iid"
             argv = [self.name, "build", "--layers", f"--iidfile={iid}", f"--file={place / 'Dockerfile'}"]
             if context.dialect == "buildkit":
-                secret = Path(folder) / "uv.toml"
-                secret.touch(0o600)
-                secret.write_text(context.source.uv_config, encoding="utf-8")
-                argv += ["--secret", f"id=uv.toml,src={secret}"]
-                if context.source.ca is not None:
-                    copy = Path(folder) / "ca.pem"  # a comma in its path would be another field
-                    copy.write_bytes(context.source.ca.read_bytes())
-                    argv += ["--secret", f"id=ca.pem,src={copy}"]
+                for name, path in write_secrets(context.source, Path(folder)).items():
+                    argv += ["--secret", f"id={name},src={path}"]
             argv += [f"--network={context.network or 'host'}", str(place)]
             try:
                 done = stream(argv, env=os.environ, on_line=BuildReader(progress), log=log)
