@@ -48,6 +48,30 @@ class Claim(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Pod:
+    """What only Kubernetes asks about a job.
+
+    gpu_resource: the name under which nodes offer GPUs (a MIG profile has its own). shm_mib: cap of /dev/shm, None for
+    one that fits the memory. retries: how often a failed node's pod is started again. keep_seconds: how long an ended
+    job stays to be asked. user: numeric uid, None for the image's own. labels: node labels that must hold.
+    tolerations: `KEY`, `KEY=VALUE`, each with `:EFFECT` or without. resources: further ones by name (rdma/hca).
+    """
+
+    gpu_resource: str = "nvidia.com/gpu"
+    shm_mib: int | None = None
+    retries: int = 0
+    keep_seconds: int = 7 * 86_400
+    user: int | None = None
+    writable_root: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[str, ...] = ()
+    resources: Mapping[str, str] = field(default_factory=dict)
+    pull_secrets: tuple[str, ...] = ()
+    priority_class: str | None = None
+    runtime_class: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """One job.
 
@@ -88,6 +112,7 @@ class JobSpec:
     queue: str | None = None
     service_account: str | None = None
     claims: tuple[Claim, ...] = ()
+    pod: Pod | None = None
 
     requeue: bool = False
     signal_seconds: int = 120
