@@ -18,6 +18,11 @@ SYSTEM = {
     "debootstrap": "debootstrap",
     "dash": "dash",
     "busybox": "busybox",
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+    "runc": "runc",
 }
 TORCH = "2.13.0"
 STACK = ["transformers==5.17.0", "peft==0.21.2", "accelerate==1.15.0", "datasets==4.8.5", "gguf", "sentencepiece"]

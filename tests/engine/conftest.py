@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from engine_base import import_base
 from engine_daemon import CannotStart, Daemon, private_daemon
+from slurm_cluster import CannotStart as SlurmCannotStart
+from slurm_cluster import Slurm, private_slurm
 
 from envforge.image.engines.docker import DockerEngine
 
@@ -47,3 +49,13 @@ def engine(daemon: Daemon, base_image: str, sealed: Path, monkeypatch: pytest.Mo
     """envforge's docker engine, talking to the private one, with the base image in it."""
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     return DockerEngine()
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Slurm]:
+    """The Slurm of this run: two nodes on this machine."""
+    try:
+        with private_slurm() as cluster:
+            yield cluster
+    except SlurmCannotStart as reason:
+        pytest.skip(str(reason))
