@@ -16,11 +16,11 @@ from typing import Any
 
 from envforge.verify.models import ModelMissingError, find_model, known_answer, marker
 from envforge.verify.receipt import dumps, make_receipt, verdict, write_atomic
-from envforge.verify.record import FAIL, LAYERS, progress
+from envforge.verify.record import LAYERS, progress
 from envforge.verify.report import render
 from envforge.verify.settings import LIMITS, PROMPT, Settings, read_plan
 from envforge.verify.stage import TARGETS
-from envforge.verify.supervise import Layer, run_layer, skipped
+from envforge.verify.supervise import Layer, run_layers, skipped
 
 EXIT_FAILED, EXIT_USAGE, EXIT_MODEL = 1, 2, 3
 STACKS = ("transformers", "unsloth", "xtuner")
@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     add("--expect", help="a word that the answer must hold (default: what the model is known to say)")
     add("--max-new-tokens", type=positive, default=32)
     add("--no-four-bit", action="store_true", help="leave out the 4-bit chat")
+    add("--processes", type=positive, help="ranks of the distributed layer (default: one for each GPU, from two on)")
     add("--trust-remote-code", action="store_true", help="run the model's own Python files (only with a pinned model)")
     add("--grade", choices=("auto", "static", "full"), default="auto")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -139,7 +140,7 @@ def run(options: argparse.Namespace, scratch: Path) -> int:
         settings.model_id = str(marker(folder).get("source") or settings.model_id)
         if options.expect is None:
             settings.expect = known_answer(folder, settings.prompt)
-    layers = run_layers(settings, wanted, options.keep_going)
+    layers = prove(settings, wanted, options.keep_going)
     receipt = make_receipt(settings, layers, started, time.monotonic() - clock)
     if options.json_file == "-":
         print(dumps(receipt), flush=True)
@@ -194,23 +195,50 @@ def make_settings(options: argparse.Namespace, scratch: Path) -> Settings:
         limits=limits,
         memory_limit_mib=options.memory_limit,
     )
-    settings.device, settings.grade = device_and_grade(options.device, options.grade, plan, probe_torch())
+    torch = probe_torch()
+    settings.device, settings.grade = device_and_grade(options.device, options.grade, plan, torch)
+    settings.processes = options.processes or (int(torch.get("count", 1)) if settings.device == "cuda" else 1)
+    if settings.device == "cuda" and settings.processes > torch.get("count", 1):
+        raise ValueError(f"--processes {settings.processes}: each wants a GPU, torch sees {torch.get('count', 1)}")
     return settings
 
 
 def probe_torch() -> dict[str, Any]:
-    """Whether torch is a CUDA build and sees a GPU, asked in a process of its own; {} when torch does not import."""
+    """Whether torch is a CUDA build and sees a GPU; {} when torch does not import.
+
+    A CUDA build is asked in a process of its own. A build without CUDA says so in its version.py, and that is read:
+    importing torch takes seconds.
+    """
     import subprocess
 
-    code = "import json, torch; print(json.dumps([torch.version.cuda, torch.cuda.is_available()]))"
+    if cuda_in_file() == "None":
+        return {"cuda": None, "usable": False}
+    code = "import json, torch; print(json.dumps([torch.version.cuda, torch.cuda.is_available(), count()]))"
+    code = "count = lambda: torch.cuda.device_count()\n" + code
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMITS["environment"], check=False
         )
-        cuda, usable = json.loads(done.stdout.strip().splitlines()[-1])
+        cuda, usable, count = json.loads(done.stdout.strip().splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
         return {}
-    return {"cuda": cuda, "usable": bool(usable)}
+    return {"cuda": cuda, "usable": bool(usable), "count": int(count)}
+
+
+def cuda_in_file() -> str | None:
+    """What torch's version.py says of its CUDA ("None", "'12.6'"), None when it is not there or says nothing."""
+    import importlib.util
+    import re
+
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.origin:
+        return None
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=\n]*=\s*(\S+)", text, re.MULTILINE)
+    return match.group(1) if match else None
 
 
 def device_and_grade(device: str, grade: str, plan: dict[str, Any] | None, torch: dict[str, Any]) -> tuple[str, str]:
@@ -239,23 +267,15 @@ def chosen_layers(options: argparse.Namespace, settings: Settings) -> list[str]:
     return [name for name in LAYERS if name in asked]
 
 
-def run_layers(settings: Settings, wanted: list[str], keep_going: bool) -> list[Layer]:
-    """One after the other; after a failure the rest is left out unless told otherwise."""
-    layers: list[Layer] = []
-    failed = ""
-    for name in wanted:
-        if settings.grade == "static" and name != "environment":
-            layers.append(skipped(name, "a static proof needs no device and runs no model"))
-            continue
-        if failed and not keep_going:
-            layers.append(skipped(name, f"not run: the {failed} layer failed"))
-            continue
-        progress(f"{name} ...")
-        layer = run_layer(name, settings)
-        layers.append(layer)
-        if layer.status == FAIL:
-            failed = failed or name
-    return layers
+def prove(settings: Settings, wanted: list[str], keep_going: bool) -> list[Layer]:
+    """The layers of a full proof, or the one that a static proof is made of; what is left out says why."""
+    out: dict[str, str] = {}
+    if settings.grade == "static":
+        out = {name: "a static proof needs no device and runs no model" for name in wanted if name != "environment"}
+    elif settings.processes < 2:
+        out = {"distributed": "one process has nobody to meet: --processes 2 runs it (by itself with two GPUs)"}
+    done = {layer.name: layer for layer in run_layers([n for n in wanted if n not in out], settings, keep_going)}
+    return [done[name] if name in done else skipped(name, out[name]) for name in wanted]
 
 
 def keep_logs(scratch: Path, folder: Path) -> None:

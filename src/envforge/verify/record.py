@@ -1,6 +1,6 @@
 """What the checks write down: one line of JSON as each check begins and ends, so that a crash loses nothing.
 
-A stage (one layer) runs in a process of its own and appends to an event file; the supervisor reads it afterwards. When
+A stage process runs layer after layer and appends to an event file; the supervisor reads it while it waits. When
 the process died, the last `begin` without an `end` names the check that it died in.
 """
 
@@ -94,10 +94,8 @@ class Recorder:
         self._emit({"event": "note", "key": key, "value": value})
 
     def _emit(self, event: dict[str, Any]) -> None:
-        if self.sink is None:
-            return
-        with self.sink.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event, default=str) + "\n")
+        if self.sink is not None:
+            emit(self.sink, event)
 
     @property
     def failed(self) -> bool:
@@ -112,26 +110,55 @@ def first_lines(text: str, count: int = 3, width: int = 400) -> str:
     return joined if len(joined) <= width else joined[: width - 3] + "..."
 
 
-def read_events(path: Path) -> tuple[list[Check], dict[str, Any], str | None]:
-    """-> the checks that ended, the notes, and the id of the check that began and did not end (None when all did)."""
-    checks: list[Check] = []
-    notes: dict[str, Any] = {}
+@dataclass
+class Story:
+    """What the event file tells of one layer: `open_id` is the check that began and did not end, None when all did.
+
+    began, ended: time.monotonic() of the stage process (one clock for all processes of a machine); `ended` is None
+    while the layer runs, or when the process died in it. log_start: where in the log its output begins.
+    """
+
+    layer: str
+    checks: list[Check] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
     open_id: str | None = None
+    began: float = 0.0
+    ended: float | None = None
+    log_start: int = 0
+
+
+def emit(sink: Path, event: dict[str, Any]) -> None:
+    """Append one event."""
+    with sink.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(event, default=str) + "\n")
+
+
+def read_events(path: Path) -> list[Story]:
+    """One story for each layer that began, in order; [] when nothing was written."""
+    stories: list[Story] = []
     if not path.exists():
-        return checks, notes, None
+        return stories
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             event = json.loads(line)
         except ValueError:
             continue  # the process died while it wrote this line
-        if event["event"] == "begin":
-            open_id = event["id"]
-        elif event["event"] == "end":
-            checks.append(Check(**event["check"]))
-            open_id = None
-        elif event["event"] == "note":
-            notes[event["key"]] = event["value"]
-    return checks, notes, open_id
+        kind = event["event"]
+        if kind == "layer" or not stories:
+            stories.append(Story(str(event.get("layer", ""))))
+        story = stories[-1]
+        if kind == "layer":
+            story.began, story.log_start = event["at"], event["log_start"]
+        elif kind == "layer-end":
+            story.ended = event["at"]
+        elif kind == "begin":
+            story.open_id = event["id"]
+        elif kind == "end":
+            story.checks.append(Check(**event["check"]))
+            story.open_id = None
+        elif kind == "note":
+            story.notes[event["key"]] = event["value"]
+    return stories
 
 
 def progress(text: str) -> None:

@@ -55,8 +55,10 @@ class Settings:
     seed: int = 3407
     four_bit: bool = True
     shm: str = "/dev/shm"
+    infiniband: str = "/sys/class/infiniband"
+    processes: int = 1  # ranks of the distributed layer; below 2 it is left out
     launch_blocking: bool = False
-    targets: dict[str, str] = field(default_factory=dict)  # layer -> "module:function", for layers of one's own
+    targets: dict[str, str] = field(default_factory=dict)  # layer (or "ranks") -> "module:function", of one's own
     limits: dict[str, float] = field(default_factory=lambda: dict(LIMITS))
     memory_limit_mib: int | None = None
 

@@ -1,4 +1,4 @@
-"""The entry of a stage process: `python -m envforge.verify.stage SETTINGS LAYER EVENTS`."""
+"""The entry of a stage process: `python -m envforge.verify.stage SETTINGS LAYER[,LAYER...] EVENTS`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from envforge.verify.record import Recorder
+from envforge.verify import share
+from envforge.verify.record import Recorder, emit
 from envforge.verify.settings import Settings
 
 TARGETS = {
@@ -17,6 +19,7 @@ TARGETS = {
     "data": "envforge.verify.layers.data:run",
     "chat": "envforge.verify.layers.chat:run",
     "training": "envforge.verify.layers.training:run",
+    "distributed": "envforge.verify.layers.distributed:run",
     "effect": "envforge.verify.layers.effect:run",
 }
 
@@ -29,15 +32,38 @@ def find(layer: str, settings: Settings) -> Callable[[Settings, Recorder], None]
 
 
 def main(argv: list[str]) -> int:
-    """Runs one layer. 0 whatever the checks say: anything else means that the process itself broke."""
+    """Runs layers until one fails. 0 whatever the checks say: anything else means that the process itself broke.
+
+    What follows a failure never runs here: a process that saw an error of CUDA cannot be trusted any more.
+    """
     settings = Settings.load(Path(argv[0]))
-    layer, events = argv[1], Path(argv[2])
+    layers, events = argv[1].split(","), Path(argv[2])
     end_with_parent()
     quiet()
-    recorder = Recorder(layer, events)
-    find(layer, settings)(settings, recorder)
-    sys.stdout.flush()
+    share.start(settings.device == "cpu" and len(layers) > 1)
+    for layer in layers:
+        sys.stdout.flush()
+        emit(events, {"event": "layer", "layer": layer, "at": time.monotonic(), "log_start": os.fstat(1).st_size})
+        recorder = Recorder(layer, events)
+        find(layer, settings)(settings, recorder)
+        free_device()
+        sys.stdout.flush()
+        emit(events, {"event": "layer-end", "layer": layer, "at": time.monotonic()})
+        if recorder.failed:
+            break
     return 0
+
+
+def free_device() -> None:
+    """Give the GPU back what a layer has let go, so that the next one finds the memory that a fresh process would."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return
+    import gc
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
 
 
 def end_with_parent() -> None:

@@ -24,6 +24,12 @@ SAMPLES = (
 
 SHORT = "Yes."
 
+
+def first_sentence(text: str) -> str:
+    """A sample cut to what a CPU gets through quickly."""
+    return text.partition(". ")[0] + "."
+
+
 _LONG = (
     "On day {n} the keeper of the lighthouse wrote down the wind, the height of the water and the ships that passed; "
     "there were {m} of them, and none came close to the rocks. "

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from envforge.verify import share
 from envforge.verify.layers.talk import ask, encode_prompt, judge_answer, logits_of
 from envforge.verify.record import Fail, Recorder, Skip
 from envforge.verify.settings import Settings
 from envforge.verify.stacks import open_stack
 from envforge.verify.stacks.hf import HfStack
+from envforge.verify.texts import SAMPLES
 
 
 def run(settings: Settings, recorder: Recorder) -> None:
@@ -40,7 +42,8 @@ def run(settings: Settings, recorder: Recorder) -> None:
     with recorder.check("logits") as check:
         import torch
 
-        logits = logits_of(model, encode_prompt(tokenizer, settings.prompt, settings.device))
+        logits = logits_of(model, encode_prompt(tokenizer, SAMPLES[0], settings.device))
+        share.keep("base-logits", logits)
         finite = bool(torch.isfinite(logits).all())
         check.figure(shape=list(logits.shape), largest=round(float(logits.abs().max()), 3))
         if not finite:
@@ -60,10 +63,11 @@ def run(settings: Settings, recorder: Recorder) -> None:
         check.say(f'"{answer.text}"')
     if recorder.checks[-1].ok:
         with recorder.check("deterministic") as check:
-            again = ask(model, tokenizer, settings.prompt, min(8, settings.max_new_tokens), settings.device).text
+            again = ask(model, tokenizer, settings.prompt, min(4, settings.max_new_tokens), settings.device).text
             if not answer.text.startswith(again):
                 raise Fail(f'the same greedy prompt gave "{answer.text[:80]}" and then "{again}"')
             check.say("the same greedy prompt gives the same answer")
+    stack.leave_base(model)
     del model
     four_bit(settings, recorder, stack, tokenizer)
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from envforge.verify import share
 from envforge.verify.layers.data import max_positions
 from envforge.verify.layers.paths import ADAPTER, FRAMEWORK_MERGED, MERGED
 from envforge.verify.layers.talk import ask, encode_prompt, judge_answer, logits_of
@@ -37,8 +38,11 @@ def run(settings: Settings, recorder: Recorder) -> None:
             raise Fail("the training layer left no adapter")
         tokenizer = stack.tokenizer()
         batch = encode_prompt(tokenizer, SAMPLES[0], settings.device)
-        base_logits = logits_of(stack.model(), batch)
-        model = stack.with_adapter(adapter)
+        base = stack.model()
+        base_logits = logits_of(base, batch)
+        unchanged(base_logits, tolerance)
+        model = stack.with_adapter(adapter, base)
+        del base
         with_adapter = logits_of(model, batch)
         effect = spread_share(with_adapter, base_logits)
         check.figure(adapter_effect=effect)
@@ -88,6 +92,15 @@ def run(settings: Settings, recorder: Recorder) -> None:
         check.figure(prompt_tokens=answer.prompt_tokens, new_tokens=answer.new_tokens, max_positions=limit)
         judge_answer(answer, settings.expect, "the merged model")
         check.say(f'"{answer.text}"')
+
+
+def unchanged(logits: Any, tolerance: float) -> None:
+    """Raises:
+    Fail: the base gives other logits than it gave in the chat layer, before adapters were trained on it.
+    """
+    before = share.take("base-logits")
+    if before is not None:
+        same(logits, before, tolerance, "the base model changed while adapters were trained on it")
 
 
 def own_export(settings: Settings, recorder: Recorder, stack: HfStack, batch: Any, expected: Any) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from envforge.verify.policy import SafeCollator
 from envforge.verify.record import Fail, Recorder, Skip
-from envforge.verify.texts import SAMPLES
+from envforge.verify.texts import SAMPLES, first_sentence
 
 if TYPE_CHECKING:
     from envforge.verify.stacks.hf import HfStack
@@ -54,7 +54,8 @@ def make_trainer(stack: HfStack, model: Any, tokenizer: Any, folder: Path, steps
 
     policy = stack.policy()
     collator = SafeCollator(tokenizer, policy)
-    rows = [{"input_ids": collator.encode(text)} for text in SAMPLES[:4]]
+    texts = [first_sentence(text) for text in SAMPLES[:2]]
+    rows = [{"input_ids": collator.encode(text)} for text in texts]
     arguments = policy.training_arguments(
         str(folder),
         stack.settings.device,

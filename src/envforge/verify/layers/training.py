@@ -1,7 +1,4 @@
-"""Training: a few LoRA steps that must lower a finite loss, with gradients that are finite and adapters that move.
-
-Each optimizer step goes over the same micro-batches, so that the losses of the steps can be compared.
-"""
+"""Training: a few LoRA steps that must lower a finite loss, with gradients that are finite and adapters that move."""
 
 from __future__ import annotations
 
@@ -9,28 +6,18 @@ import math
 import time
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envforge.verify.layers.adapters import judge, lora_parts, snapshot
 from envforge.verify.layers.chat import memory_figures
 from envforge.verify.layers.paths import ADAPTER
-from envforge.verify.policy import SHORT, MemoryWatch, Precision, SafeCollator, TrainingPolicy
+from envforge.verify.layers.steps import Log, make_batches, memory_flat, take_steps
+from envforge.verify.policy import MemoryWatch, Precision, SafeCollator, TrainingPolicy
 from envforge.verify.record import Fail, Recorder, Skip
 from envforge.verify.settings import Settings
 from envforge.verify.stacks import open_stack
-from envforge.verify.texts import SAMPLES, long_text
-
-
-@dataclass
-class Log:
-    """What the steps did: mean loss and gradient norm of each step, and the first thing that went wrong."""
-
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    tokens: int = 0
-    bad: str = ""
+from envforge.verify.texts import long_text
 
 
 def run(settings: Settings, recorder: Recorder) -> None:
@@ -91,28 +78,7 @@ def run(settings: Settings, recorder: Recorder) -> None:
             raise Fail(f"no adapter weights were written, only {files}")
         check.say("adapter written")
     stack.extra_training(recorder, model, tokenizer)
-
-
-def make_batches(collator: SafeCollator, policy: TrainingPolicy, device: str) -> list[dict[str, Any]]:
-    """The micro-batches of one optimizer step, on the device."""
-    batches = []
-    for index in range(policy.accumulation):
-        texts = [SAMPLES[(index * policy.batch_size + k) % len(SAMPLES)] for k in range(policy.batch_size)]
-        if device == "cpu":  # a sentence is enough there
-            texts = [text.partition(". ")[0] + "." for text in texts]
-        batches.append({name: tensor.to(device) for name, tensor in collator(texts).items()})
-    return batches
-
-
-def lora_parts(model: Any) -> dict[str, list[tuple[str, Any]]]:
-    """Trainable parameters by kind: `A`, `B`, `other`."""
-    parts: dict[str, list[tuple[str, Any]]] = {"A": [], "B": [], "other": []}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            lower = name.lower()
-            kind = "A" if "lora_a" in lower else "B" if "lora_b" in lower else "other"
-            parts[kind].append((name, parameter))
-    return parts
+    stack.leave_base(model)
 
 
 def trainable(recorder: Recorder, model: Any, policy: TrainingPolicy) -> None:
@@ -182,198 +148,6 @@ def dtypes(recorder: Recorder, model: Any, precision: Precision) -> None:
         floating = [kind for kind in frozen if getattr(torch, kind).is_floating_point]
         if len(floating) > 1:
             check.warn(f"frozen weights of several types {dict(frozen)} (norms in float32 are normal)")
-
-
-def snapshot(model: Any) -> dict[str, Any]:
-    """Copies of the trainable parameters, and of a few frozen ones, before the first step."""
-    kept = {name: p.detach().float().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}
-    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad and p.is_floating_point()]
-    for name, parameter in frozen[:: max(1, len(frozen) // 4)][:4]:
-        kept[name] = parameter.detach().float().cpu().clone()
-    return kept
-
-
-def take_steps(
-    model: Any,
-    batches: list[dict[str, Any]],
-    policy: TrainingPolicy,
-    precision: Precision,
-    device: str,
-    steps: int,
-    watch: MemoryWatch,
-    log: Log,
-) -> None:
-    """The loop: accumulate, clip, step. Stops at the first loss or gradient that is not finite, and says where."""
-    import torch
-
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=policy.learning_rate, weight_decay=0.0)
-    scaler = grad_scaler(torch) if precision.name == "fp16" and device == "cuda" else None
-    for step in range(1, steps + 1):
-        start = time.monotonic()
-        losses = []
-        for number, batch in enumerate(batches, 1):
-            mixed = nullcontext() if precision.name == "fp32" else torch.autocast(device, dtype=precision.dtype)
-            with mixed:
-                loss = model(**batch).loss
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                log.losses.append(value)
-                log.bad = why_not_finite(value, step, number, batch, model, policy, precision)
-                return
-            losses.append(value)
-            share = loss / len(batches)
-            (scaler.scale(share) if scaler else share).backward()
-            log.tokens += int(batch["attention_mask"].sum())
-            del loss, share
-        if scaler:
-            scaler.unscale_(optimizer)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, policy.max_grad_norm))
-        log.losses.append(round(sum(losses) / len(losses), 6))
-        log.norms.append(round(norm, 6))
-        # A scaler starts too high on purpose: its first steps overflow, are left out, and lower the scale.
-        if not math.isfinite(norm) and not (scaler and step <= 4):
-            log.bad = f"step {step}: the loss is finite ({log.losses[-1]}) but the gradient norm is {norm}: " + (
-                "float16 overflow; use bf16 where native, or float32" if precision.name == "fp16" else advice(policy)
-            )
-            return
-        if scaler:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        log.seconds.append(round(time.monotonic() - start, 3))
-        # The first step makes the optimizer's state. On the CPU a look is dear: it goes through all Python objects.
-        if step >= 2 and (device != "cpu" or step in (2, (steps + 2) // 2, steps)):
-            watch.mark()
-
-
-def grad_scaler(torch: Any) -> Any:
-    """The loss scaler for float16; it moved in torch 2.3."""
-    return torch.amp.GradScaler("cuda") if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler()
-
-
-def advice(policy: TrainingPolicy) -> str:
-    """What lowers the risk of a NaN."""
-    lower = policy.cautious()
-    return (
-        f"try max_grad_norm {lower.max_grad_norm}, learning rate {lower.learning_rate:g} (from {policy.learning_rate:g}"
-        ") with warm-up and a cosine schedule, bf16 where it is native"
-    )
-
-
-def why_not_finite(
-    value: float,
-    step: int,
-    number: int,
-    batch: dict[str, Any],
-    model: Any,
-    policy: TrainingPolicy,
-    precision: Precision,
-) -> str:
-    """Where the loss left the numbers, and what stands there."""
-    import torch
-
-    text = f"step {step}, micro-batch {number}: the loss is {value}"
-    damaged = [name for name, p in model.named_parameters() if p.is_floating_point() and not torch.isfinite(p).all()]
-    supervised = int((batch["labels"][:, 1:] != -100).sum())
-    lengths = batch["attention_mask"].sum(dim=1).tolist()
-    if damaged:
-        text += f"; the weights themselves are not finite, first {damaged[0]} ({len(damaged)} in all)"
-    elif supervised == 0:
-        text += "; no token of this batch is to be predicted (all labels are -100)"
-    elif min(lengths) < SHORT:
-        text += f"; it holds a sample of {min(lengths)} tokens (degenerate below {SHORT})"
-    elif precision.name == "fp16":
-        text += "; float16 overflows above 65504: use bf16 where native, or float32"
-    else:
-        text += "; " + advice(policy)
-    return text
-
-
-def judge(recorder: Recorder, model: Any, before: dict[str, Any], log: Log, policy: TrainingPolicy, steps: int) -> None:
-    """Loss down, gradients there, adapters moved, base still."""
-    with recorder.check("loss-falls") as check:
-        part = max(1, len(log.losses) // 4)
-        first, last = sum(log.losses[:part]) / part, sum(log.losses[-part:]) / part
-        check.figure(first=round(first, 5), last=round(last, 5), steps=len(log.losses))
-        if len(log.losses) < 2:
-            raise Skip("one step tells nothing about the direction")
-        if not last < first:
-            raise Fail(
-                f"the loss did not fall over {len(log.losses)} steps on the same samples: {first:.4f} to {last:.4f}"
-            )
-        check.say(f"{first:.4f} to {last:.4f}")
-    with recorder.check("gradients") as check:
-        finite = [norm for norm in log.norms if math.isfinite(norm)]
-        check.figure(norms=log.norms, overflowed=len(log.norms) - len(finite))
-        if not finite or max(finite) == 0.0:
-            raise Fail("every gradient is zero: nothing reaches the adapters (frozen inputs under checkpointing?)")
-        check.say(f"norms {min(finite):.3g} to {max(finite):.3g}, all finite")
-    adapters_move(recorder, model, before, policy, steps)
-    with recorder.check("base-still") as check:
-        now = dict(model.named_parameters())
-        moved = [
-            name
-            for name, old in before.items()
-            if not now[name].requires_grad and bool((now[name].detach().float().cpu() != old).any())
-        ]
-        check.figure(looked_at=sum(1 for name in before if not now[name].requires_grad))
-        if moved:
-            raise Fail(f"frozen weights changed: {', '.join(moved[:3])}")
-        check.say("the frozen weights that were looked at did not change")
-
-
-def adapters_move(recorder: Recorder, model: Any, before: dict[str, Any], policy: TrainingPolicy, steps: int) -> None:
-    """lora_B moves from the first step, lora_A from the second: both by more than a floor.
-
-    An Adam step moves each element by about the learning rate; the floor is a hundredth of that, over the steps.
-    """
-    with recorder.check("adapters-move") as check:
-        parts = lora_parts(model)
-        still: dict[str, list[str]] = {}
-        for kind in ("A", "B"):
-            change = count = 0.0
-            still[kind] = []
-            for name, parameter in parts[kind]:
-                moved = float((parameter.detach().float().cpu() - before[name]).norm())
-                change += moved**2
-                count += parameter.numel()
-                if moved <= 0.01 * policy.learning_rate * math.sqrt(parameter.numel()):
-                    still[kind].append(name)
-            floor = 0.01 * policy.learning_rate * math.sqrt(count)
-            check.figure(
-                **{f"lora_{kind.lower()}": round(math.sqrt(change), 6), f"floor_{kind.lower()}": round(floor, 6)}
-            )
-        check.figure(unmoved_a=len(still["A"]), unmoved_b=len(still["B"]))
-        figures = check.figures
-        if figures["lora_b"] <= figures["floor_b"]:
-            raise Fail(
-                f"lora_B changed by {figures['lora_b']:.3g} over {steps} steps, below the floor "
-                f"{figures['floor_b']:.3g}: the adapters do not train"
-            )
-        if steps > 1 and figures["lora_a"] <= figures["floor_a"]:
-            raise Fail(f"lora_A changed by {figures['lora_a']:.3g} over {steps} steps, below {figures['floor_a']:.3g}")
-        check.say(f"lora_B by {figures['lora_b']:.3g}, lora_A by {figures['lora_a']:.3g}")
-        if still["B"]:
-            check.warn(f"{len(still['B'])} of {len(parts['B'])} lora_B did not move, e.g. {still['B'][0]}")
-
-
-def memory_flat(recorder: Recorder, watch: MemoryWatch) -> None:
-    """What is allocated at the end of each step does not grow."""
-    with recorder.check("memory-flat") as check:
-        creep = watch.creep(skip=1)
-        check.figure(marks_mib=watch.marks, creep_mib=creep)
-        if len(watch.marks) < 3:
-            raise Skip("too few steps to see a trend")
-        allowed = max(1.0, 0.005 * watch.marks[0])
-        if creep > allowed:
-            raise Fail(
-                f"memory grew by {creep:.1f} MiB from step 2 to the last (allowed {allowed:.1f}); largest holders: "
-                f"{'; '.join(watch.holders())}"
-            )
-        check.say(f"{watch.marks[-1]:.0f} MiB after a step, {creep:+.2f} from step 2 to the last")
 
 
 def full_length(

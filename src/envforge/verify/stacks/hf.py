@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from envforge.verify import share
 from envforge.verify.policy import Precision, TrainingPolicy
 from envforge.verify.record import Recorder, Skip
 from envforge.verify.settings import Settings
@@ -85,6 +86,9 @@ class HfStack:
 
     def model(self, folder: str | None = None, dtype: Any = None) -> Any:
         """The model on the device of the run, in the precision of the run unless `dtype` is given."""
+        kept = share.take("base") if folder is None and dtype is None else None
+        if kept is not None:
+            return kept
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(
@@ -95,6 +99,10 @@ class HfStack:
     def chat_model(self) -> Any:
         """The base model as one would chat with it."""
         return self.model()
+
+    def leave_base(self, model: Any) -> None:
+        """Leave the base of a model that a layer is done with to the next layer, as it was when it was loaded."""
+        share.keep("base", as_loaded(model))
 
     def four_bit_model(self) -> Any:
         """The base model quantised to 4 bits while loading.
@@ -147,11 +155,11 @@ class HfStack:
         """Write the adapter alone."""
         model.save_pretrained(str(folder))
 
-    def with_adapter(self, folder: Path) -> Any:
-        """The base model with a saved adapter on it."""
+    def with_adapter(self, folder: Path, base: Any) -> Any:
+        """The base model with a saved adapter on it; `base` is changed by that."""
         from peft import PeftModel
 
-        return PeftModel.from_pretrained(self.model(), str(folder)).to(self.settings.device).eval()
+        return PeftModel.from_pretrained(base, str(folder)).to(self.settings.device).eval()
 
     def merge(self, model: Any) -> Any:
         """Fold the adapter into the weights."""
@@ -171,6 +179,17 @@ class HfStack:
         from envforge.verify.layers.trainer import trainer_roundtrip
 
         trainer_roundtrip(self, recorder, model, tokenizer)
+
+
+def as_loaded(model: Any) -> Any:
+    """The base model alone, without adapters and checkpointing, ready to generate."""
+    if hasattr(model, "unload"):  # a PEFT model
+        model = model.unload()
+        if getattr(model, "is_gradient_checkpointing", False):
+            model.gradient_checkpointing_disable()
+        model.disable_input_require_grads()
+        model.config.use_cache = True
+    return model.eval()
 
 
 def enable_checkpointing(model: Any) -> None:

@@ -105,7 +105,10 @@ class UnslothStack(HfStack):
         fast.for_training(model)
         return model
 
-    def with_adapter(self, folder: Path) -> Any:
+    def leave_base(self, model: Any) -> None:
+        """Nothing is left: what unsloth makes of a model for training cannot be undone."""
+
+    def with_adapter(self, folder: Path, base: Any) -> Any:
         """Unsloth loads a saved adapter by its own folder and finds the base through it."""
         model, _ = self._load(str(folder), self.precision().dtype, four_bit=False)
         self._fast().for_inference(model)

@@ -88,6 +88,9 @@ class XtunerStack(HfStack):
         built = SupervisedFinetune(llm=llm, lora=lora, use_activation_checkpointing=policy.gradient_checkpointing)
         return built.llm.to(self.settings.device).train()
 
+    def leave_base(self, model: Any) -> None:
+        """Nothing is left: XTuner builds its own model for training, and two copies would lie in memory."""
+
     def extra_training(self, recorder: Recorder, model: Any, tokenizer: Any) -> None:
         """`xtuner train` on a small configuration, then `pth_to_hf`: each recorded as done, not possible, or failed."""
         work = Path(self.settings.workdir) / "xtuner"
