@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envforge.image.engines import ImageInfo, Mount, RunResult
-from envforge.image.engines.podman import MISSING, PodmanEngine, Seen, image_id, local_name, volume
+from envforge.image.engines.podman import MISSING, PodmanEngine, Seen, environment, image_id, local_name, volume
 from envforge.image.engines.process import stream, terminated_as_exit
 from envforge.image.values import Event, Progress, silent
 
@@ -90,7 +90,7 @@ class BuildahEngine(PodmanEngine):
             container = self._call("from", "--pull-never", reference).strip().splitlines()[-1]
             try:
                 command = [self.name, "run", f"--network={network}", *words, container, "--", *argv]
-                done = stream(command, env=os.environ, on_line=on_line)
+                done = stream(command, env=environment(), on_line=on_line)
                 found = None
                 if fetch:
                     found = self._try_bytes("run", f"--network={network}", container, "--", "cat", fetch) or None

@@ -119,7 +119,7 @@ class PodmanEngine:
                     argv += ["--secret", f"id={name},src={path}"]
             argv += [f"--network={context.network or 'host'}", str(place)]
             try:
-                done = stream(argv, env=os.environ, on_line=BuildReader(progress), log=log)
+                done = stream(argv, env=environment(), on_line=BuildReader(progress), log=log)
             except OSError as error:
                 raise EngineError(f"{self.name} could not be started: {error.strerror}", id="no-engine") from error
             if done.code != 0 or not iid.is_file():
@@ -171,7 +171,7 @@ class PodmanEngine:
         with terminated_as_exit():
             container = self._call("create", *words, *argv).strip().splitlines()[-1]
             try:
-                done = stream([self.name, "start", "--attach", container], env=os.environ, on_line=on_line)
+                done = stream([self.name, "start", "--attach", container], env=environment(), on_line=on_line)
                 found = _first(self._try_bytes("cp", f"{container}:{fetch}", "-")) if fetch else None
                 return RunResult(done.code, "\n".join(lines), found, tuple(argv))
             finally:
@@ -209,6 +209,9 @@ class PodmanEngine:
     def save(self, image: ImageInfo, path: Path) -> None:
         self._call("save", "--quiet", "--format=docker-archive", f"--output={path}", image.id)
 
+    def load(self, path: Path) -> None:
+        self._call("load", "--quiet", f"--input={path}")
+
     def free_space(self) -> int | None:
         root = str((self._about().get("store") or {}).get("graphRoot") or "")
         return shutil.disk_usage(root).free if root and Path(root).is_dir() else None
@@ -234,14 +237,20 @@ class PodmanEngine:
     def _try(self, *words: str) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
-                [self.name, *words], capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
+                [self.name, *words],
+                env=environment(),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
                 check=False,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise EngineError(f"{self.name} could not be started: {error.strerror}", id="no-engine") from error
 
     def _try_bytes(self, *words: str) -> bytes:
-        done = subprocess.run([self.name, *words], capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        argv = [self.name, *words]
+        done = subprocess.run(argv, env=environment(), capture_output=True, stdin=subprocess.DEVNULL, check=False)
         return done.stdout if done.returncode == 0 else b""
 
     def _failed(self, said: str) -> OutsideError:
@@ -259,6 +268,15 @@ class Seen:
         self.info = info
         self.digests = digests
         self.entrypoint = entrypoint
+
+
+def environment() -> dict[str, str]:
+    """Ours, but buildah refuses every command where DOCKER_CONFIG names a folder without a config.json."""
+    found = dict(os.environ)
+    config = found.get("DOCKER_CONFIG")
+    if config and not (Path(config) / "config.json").is_file():
+        del found["DOCKER_CONFIG"]
+    return found
 
 
 def image_id(text: str) -> str:
