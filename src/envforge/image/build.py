@@ -6,11 +6,9 @@ proven; the name is given last. Whoever finds a name of ours may trust it.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +23,7 @@ from envforge.image.prove import ModelMaker, check_model, prove, stamp
 from envforge.image.publish import publish, record, shelf_for
 from envforge.image.registry import Remote
 from envforge.image.render import torch_version
+from envforge.image.state import one_at_a_time, state_folder, state_root
 from envforge.image.system import system_versions
 from envforge.image.values import (
     LABEL_ADDRESS,
@@ -95,7 +94,7 @@ def build_plan(
     state = state_folder(options, address)
     tag = str(options.output) if venv else image_tag(plan, lock, spec, address)
     shelf = shelf_for(options, engine, tag, address)
-    with _one_at_a_time(state, progress):
+    with one_at_a_time(state, progress):
         found = None if options.rebuild else next(iter(engine.find(LABEL_ADDRESS, address)), None)
         log = options.log or state / f"build-{stamp()}.log"
         there: Remote | None = None
@@ -229,40 +228,6 @@ def _check_space(lock: LockLike, engine: Engine, progress: Progress) -> None:
             "free some space (docker builder prune, docker image prune), or build elsewhere",
             id="disk-too-small",
         )
-
-
-def state_folder(options: BuildOptions, address: str) -> Path:
-    """Where the logs and receipts of one address are kept (made when needed)."""
-    return state_root(options, address[:16])
-
-
-def state_root(options: BuildOptions, name: str = "") -> Path:
-    """The folder above all of them, or one in it."""
-    from platformdirs import user_state_path
-
-    folder = (options.state or user_state_path("envforge") / "builds") / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutsideError(f"cannot write build logs in {folder}: {error.strerror}", "set XDG_STATE_HOME") from error
-    return folder
-
-
-@contextlib.contextmanager
-def _one_at_a_time(state: Path, progress: Progress) -> Iterator[None]:
-    """Two builds of one address: the second waits, then finds the work done. A killed one leaves no lock behind."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(state / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        progress(Event("stage", "waiting for another build of the same plan"))
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def describe(plan: Plan, lock: LockLike, engine: str) -> str:
