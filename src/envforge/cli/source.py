@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def install_source(
     settings: PipSettings,
-    lock: Lock,
+    lock: Lock | None,
     *,
     ca: Path | None = None,
     wheelhouse: Path | None = None,
@@ -26,7 +26,8 @@ def install_source(
     """The settings of pip as a uv configuration for build steps, and as uv takes them on this machine.
 
     Wheels that lie on this machine (find-links folders, the wheelhouse, file indexes) are carried into the build;
-    addresses of local folders mean nothing inside it and are left out of its configuration.
+    addresses of local folders mean nothing inside it and are left out of its configuration. Without a lock only what
+    the settings say.
 
     Raises:
         UsageError: a certificate file or wheelhouse that is not there.
@@ -43,9 +44,9 @@ def install_source(
         raise UsageError(f"the wheelhouse {wheelhouse} is not a folder")
     folders = [wheelhouse] if wheelhouse is not None else []
     folders += settings.local_folders()
-    folders += [Path(package.path).parent for package in lock.packages if package.path]
+    folders += [Path(package.path).parent for package in lock.packages if package.path] if lock else []
     torch_index = None
-    if lock.torch_index and any(package.kind == "torch" for package in lock.packages):
+    if lock and lock.torch_index and any(package.kind == "torch" for package in lock.packages):
         torch_index = with_login(lock.torch_index, settings)
     return InstallSource(
         uv_config=uv_config(settings, torch_index),

@@ -101,6 +101,8 @@ def find_base(
     if options.refresh_base:
         container_engine(engine).pull(ref, progress)
     base = engine.base(ref, plan.python, progress)
+    if options.base_digest:
+        base = replace(base, digest=options.base_digest)
     if base.python is None:
         # The interpreter may come from the distribution's own archive: what the matrix says its release brings.
         if any(known.os == base.os and plan.python in known.pythons and known.kind != "slim" for known in bases):

@@ -76,10 +76,15 @@ class InstallSource:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Progress of a build: `stage` starts a new step, `line` is one line of its output."""
+    """Progress of a build: `stage` starts a new step, `line` is one line of its output.
+
+    done, total: bytes of what is being moved, where they are known.
+    """
 
     kind: Literal["stage", "line"]
     text: str
+    done: int | None = None
+    total: int | None = None
 
 
 class Progress(Protocol):
@@ -96,10 +101,11 @@ def silent(event: Event) -> None:
 class BuildOptions:
     """What the caller decides about a build.
 
-    engine: auto or one of ENGINES. base: image reference instead of the matrix's choice. tag: a second name for the
-    image. output: folder of a venv build. state: where logs, receipts and locks of builds are kept. model: folder or
-    hub id that `verify` loads; None leaves the choice to `verify`. epoch: SOURCE_DATE_EPOCH. network: network mode of
-    build steps. refresh_base: fetch the base by its tag and ask for the newest system packages. registry: host and path
+    engine: auto or one of ENGINES. base: image reference instead of the matrix's choice; base_digest: its digest
+    where it is known better than by the engine (a base out of a bundle). tag: a second name for the image. output:
+    folder of a venv build. state: where logs, receipts and locks of builds are kept. model: folder or hub id that
+    `verify` loads; None leaves the choice to `verify`. epoch: SOURCE_DATE_EPOCH. network: network mode of build
+    steps. refresh_base: fetch the base by its tag and ask for the newest system packages. registry: host and path
     (`registry.example/team`) where images of ours are looked for; push: and put.
     """
 
@@ -107,6 +113,7 @@ class BuildOptions:
     engine: str = "auto"
     dialect: Dialect = "buildkit"
     base: str | None = None
+    base_digest: str | None = None
     tag: str | None = None
     output: Path | None = None
     state: Path | None = None

@@ -142,6 +142,10 @@ class ContainerEngine(Engine, Protocol):
         """Write the image as an archive (docker's format) to a new file."""
         ...
 
+    def load(self, path: Path) -> None:
+        """Take the images of such an archive in, under the names in it."""
+        ...
+
 
 def container_engine(engine: Engine) -> ContainerEngine:
     """The engine, for what only container images can do.

@@ -297,6 +297,10 @@ class DockerEngine:
         with told():
             dockerstore.save(self.client, image, path)
 
+    def load(self, path: Path) -> None:
+        with told(), path.open("rb") as stream_:
+            self.client.images.load(stream_)
+
     def free_space(self) -> int | None:
         """Bytes free where the engine keeps its layers; None for an engine on another machine."""
         if not str(self.client.api.base_url).startswith("http+docker://"):
