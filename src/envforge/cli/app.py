@@ -23,6 +23,7 @@ COMMANDS = (
     "check",
     "render",
     "build",
+    "images",
     "bundle",
     "project",
     "diagnose",

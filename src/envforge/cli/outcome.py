@@ -29,6 +29,7 @@ def write_build(project: Path, result: BuildResult, plan_hash: str, lock_hash: s
     import json
 
     from envforge.files import write_atomic
+    from envforge.image.state import note_user, state_root
 
     data = result.to_json() | {"log": None, "receipt": None, "plan_hash": plan_hash, "lock_hash": lock_hash}
     if result.engine == "venv":
@@ -40,6 +41,8 @@ def write_build(project: Path, result: BuildResult, plan_hash: str, lock_hash: s
         write_atomic(receipts / name, json.dumps(result.proof, indent=1, ensure_ascii=False) + "\n")
         data["receipt"] = f"receipts/{name}"
     write_atomic(project / "build.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    if result.engine != "venv" and result.address:
+        note_user(state_root(name=result.address[:16]), project)
 
 
 def run_line(result: BuildResult, gpu: bool) -> str:

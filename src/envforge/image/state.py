@@ -19,11 +19,12 @@ def state_folder(options: BuildOptions, address: str) -> Path:
     return state_root(options, address[:16])
 
 
-def state_root(options: BuildOptions, name: str = "") -> Path:
+def state_root(options: BuildOptions | None = None, name: str = "") -> Path:
     """The folder above all of them, or one in it."""
     from platformdirs import user_state_path
 
-    folder = (options.state or user_state_path("envforge") / "builds") / name
+    root = options.state if options is not None else None
+    folder = (root or user_state_path("envforge") / "builds") / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -46,6 +47,21 @@ def one_at_a_time(state: Path, progress: Progress) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def being_built(state: Path) -> bool:
+    """Does somebody hold the address's lock at this moment?"""
+    from filelock import FileLock, Timeout
+
+    if not state.is_dir():
+        return False
+    lock = FileLock(state / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
 
 
 def folder_of(root: Path, address: str) -> Path:
