@@ -13,7 +13,7 @@ import pytest
 
 from envforge.verify import app, receipt, report
 from envforge.verify.models import ModelMissingError, find_model, known_answer
-from envforge.verify.record import FAIL, PASS, Check
+from envforge.verify.record import PASS, SKIP, Check
 from envforge.verify.settings import Settings, read_plan
 from envforge.verify.supervise import Layer
 
@@ -158,17 +158,40 @@ def test_the_plan_hash_is_the_resolvers(tmp_path: Path) -> None:
     assert read_plan(path)[1] == plan.hash()
 
 
-def test_later_layers_are_left_out_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(name: str, settings: Settings) -> Layer:
-        status = FAIL if name == "data" else PASS
-        return Layer(name, status, [Check(id=f"{name}.x", layer=name, status=status)])
+def test_a_static_proof_is_the_environment_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(names: list[str], settings: Settings, keep_going: bool) -> list[Layer]:
+        return [Layer(name, PASS, [Check(id=f"{name}.x", layer=name)]) for name in names]
 
-    monkeypatch.setattr(app, "run_layer", fake)
-    wanted = ["environment", "data", "chat"]
-    assert [layer.status for layer in app.run_layers(Settings(), wanted, False)] == ["pass", "fail", "skip"]
-    assert [layer.status for layer in app.run_layers(Settings(), wanted, True)] == ["pass", "fail", "pass"]
-    static = app.run_layers(Settings(grade="static"), wanted, False)
-    assert [layer.status for layer in static] == ["pass", "skip", "skip"]
+    monkeypatch.setattr(app, "run_layers", fake)
+    wanted = ["environment", "data", "distributed", "effect"]
+    static = app.prove(Settings(grade="static"), wanted, False)
+    assert [(layer.name, layer.status) for layer in static] == [("environment", PASS)] + [(n, SKIP) for n in wanted[1:]]
+    alone = app.prove(Settings(), wanted, False)
+    assert [layer.status for layer in alone] == [PASS, PASS, SKIP, PASS]
+    assert "--processes 2" in alone[2].checks[0].text
+    assert all(layer.status == PASS for layer in app.prove(Settings(processes=2), wanted, False))
+
+
+def test_a_torch_without_cuda_is_not_imported_to_ask_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for torch: importing the first would end the test."""
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "version.py").write_text("from typing import Optional\ncuda: Optional[str] = None\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert app.probe_torch() == {"cuda": None, "usable": False}
+    (package / "version.py").write_text("cuda = '12.6'\n")
+    assert app.probe_torch() == {}
+    asked = "import types\ncuda = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 4)\n"
+    (package / "__init__.py").write_text(asked + "from . import version\n")
+    assert app.probe_torch() == {"cuda": "12.6", "usable": True, "count": 4}
+
+
+def test_each_rank_wants_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(app, "probe_torch", lambda: {"cuda": "12.6", "usable": True, "count": 4})
+    assert app.main(["--processes", "8", "--layers", "environment"]) == 2
+    assert "--processes 8: each wants a GPU, torch sees 4" in capsys.readouterr().err
 
 
 def test_a_receipt_holds_no_invalid_json(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envforge.verify.layers import environment, host
+from envforge.verify.layers import device, environment, host
 from envforge.verify.record import FAIL, PASS, SKIP, WARN, Check, Recorder
 from envforge.verify.settings import Settings
 
@@ -53,7 +53,7 @@ def one(run: Callable[[Recorder], None]) -> Check:
 
 def test_cpu_build_in_place_of_the_plans_cuda_build_fails_and_shows_both() -> None:
     settings = Settings(plan=plan())
-    check = one(lambda r: environment.build(settings, r, torch_stub("2.10.0+cpu", None)))
+    check = one(lambda r: device.build(settings, r, torch_stub("2.10.0+cpu", None)))
     assert check.status == FAIL
     assert "2.10.0+cu130" in check.text and "2.10.0+cpu" in check.text
 
@@ -72,11 +72,11 @@ def test_cpu_build_in_place_of_the_plans_cuda_build_fails_and_shows_both() -> No
 )
 def test_torch_build(version: str, cuda: str | None, variant: str, plan_cuda: str | None, status: str) -> None:
     settings = Settings(plan=plan(variant, plan_cuda))
-    assert one(lambda r: environment.build(settings, r, torch_stub(version, cuda))).status == status
+    assert one(lambda r: device.build(settings, r, torch_stub(version, cuda))).status == status
 
 
 @pytest.mark.parametrize(
-    ("grade", "device", "usable", "variant", "status"),
+    ("grade", "place", "usable", "variant", "status"),
     [
         ("full", "cuda", True, "cu130", PASS),
         ("full", "cpu", False, "cu130", FAIL),  # a full proof of a GPU plan never runs on the CPU
@@ -86,13 +86,13 @@ def test_torch_build(version: str, cuda: str | None, variant: str, plan_cuda: st
         ("full", "cuda", False, "cu130", FAIL),
     ],
 )
-def test_device(grade: str, device: str, usable: bool, variant: str, status: str) -> None:
-    settings = Settings(plan=plan(variant, None), grade=grade, device=device)
-    assert one(lambda r: environment.device(settings, r, torch_stub(usable=usable))).status == status
+def test_device(grade: str, place: str, usable: bool, variant: str, status: str) -> None:
+    settings = Settings(plan=plan(variant, None), grade=grade, device=place)
+    assert one(lambda r: device.device(settings, r, torch_stub(usable=usable))).status == status
 
 
 def test_cuda_build_without_a_plan_wants_a_gpu() -> None:
-    check = one(lambda r: environment.device(Settings(), r, torch_stub(usable=False)))
+    check = one(lambda r: device.device(Settings(), r, torch_stub(usable=False)))
     assert check.status == FAIL and "torch sees no GPU" in check.text
 
 
@@ -112,22 +112,22 @@ def test_cuda_build_without_a_plan_wants_a_gpu() -> None:
     ],
 )
 def test_covers(archs: list[str], capability: tuple[int, int], covered: bool) -> None:
-    assert environment.covers(archs, capability) is covered
+    assert device.covers(archs, capability) is covered
 
 
 def test_sm_list_names_the_gpu_that_is_not_covered() -> None:
-    check = one(lambda r: environment.sm_list(r, torch_stub(archs=("sm_75", "sm_80"), capability=(12, 0))))
+    check = one(lambda r: device.sm_list(r, torch_stub(archs=("sm_75", "sm_80"), capability=(12, 0))))
     assert check.status == FAIL and "sm_120" in check.text
-    assert one(lambda r: environment.sm_list(r, torch_stub())).status == PASS
+    assert one(lambda r: device.sm_list(r, torch_stub())).status == PASS
 
 
 def test_static_sm_list_is_asked_of_the_build() -> None:
     blackwell = Settings(plan={**plan(), "target": {"sm": ["8.0", "12.0"]}}, grade="static")
-    check = one(lambda r: environment.static_sm_list(blackwell, r, torch_stub(archs=("sm_80", "sm_90"))))
+    check = one(lambda r: device.static_sm_list(blackwell, r, torch_stub(archs=("sm_80", "sm_90"))))
     assert check.status == FAIL and "12.0" in check.text
     ampere = Settings(plan=plan(), grade="static")
-    assert one(lambda r: environment.static_sm_list(ampere, r, torch_stub())).status == PASS
-    assert one(lambda r: environment.static_sm_list(ampere, r, torch_stub(archs=()))).status == SKIP
+    assert one(lambda r: device.static_sm_list(ampere, r, torch_stub())).status == PASS
+    assert one(lambda r: device.static_sm_list(ampere, r, torch_stub(archs=()))).status == SKIP
 
 
 @pytest.mark.parametrize(
@@ -147,18 +147,18 @@ def test_driver_floor(
 ) -> None:
     monkeypatch.setattr(host, "driver_version", lambda: driver)
     settings = Settings(plan=plan(driver_floor=floor) if floor else None)
-    assert one(lambda r: environment.driver(settings, r, torch_stub(cuda=cuda))).status == status
+    assert one(lambda r: device.driver(settings, r, torch_stub(cuda=cuda))).status == status
 
 
 def test_left_over_processes_are_told_with_pid_and_age(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"pid": 4242, "name": "python", "memory_mib": 18000, "user": "ana", "age_seconds": 7200}
     monkeypatch.setattr(host, "gpu_processes", lambda: [row])
-    check = one(environment.left_over)
+    check = one(device.left_over)
     assert check.status == WARN
     for part in ("4242", "ana", "120 min", "18000 MiB", "kill 4242"):
         assert part in check.text
     monkeypatch.setattr(host, "gpu_processes", list)
-    assert one(environment.left_over).status == PASS
+    assert one(device.left_over).status == PASS
 
 
 def test_nvidia_smi_rows_become_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,21 +215,21 @@ def test_another_python_than_the_plans_fails() -> None:
 
 
 def test_triton_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "installed", lambda name: "3.0.0")
-    monkeypatch.setattr(environment.shutil, "which", lambda name: None)
-    check = one(lambda r: environment.compiler(Settings(plan=plan()), r))
+    monkeypatch.setattr(device, "version_of", lambda name: "3.0.0")
+    monkeypatch.setattr(device.shutil, "which", lambda name: None)
+    check = one(lambda r: device.compiler(Settings(plan=plan()), r))
     assert check.status == FAIL and "a C compiler" in check.text
-    assert one(lambda r: environment.compiler(Settings(plan=plan("cpu")), r)).status == WARN
-    monkeypatch.setattr(environment, "installed", lambda name: None)
-    assert one(lambda r: environment.compiler(Settings(plan=plan()), r)).status == SKIP
+    assert one(lambda r: device.compiler(Settings(plan=plan("cpu")), r)).status == WARN
+    monkeypatch.setattr(device, "version_of", lambda name: None)
+    assert one(lambda r: device.compiler(Settings(plan=plan()), r)).status == SKIP
 
 
 def test_memory_below_the_estimate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "model_mib", lambda settings: 20000)
-    check = one(lambda r: environment.memory(Settings(device="cuda"), r, torch_stub()))
+    monkeypatch.setattr(device, "model_mib", lambda settings: 20000)
+    check = one(lambda r: device.memory(Settings(device="cuda"), r, torch_stub()))
     assert check.status == FAIL and "8192 MiB are free" in check.text
-    monkeypatch.setattr(environment, "model_mib", lambda settings: 2000)
-    assert one(lambda r: environment.memory(Settings(device="cuda"), r, torch_stub())).status == PASS
+    monkeypatch.setattr(device, "model_mib", lambda settings: 2000)
+    assert one(lambda r: device.memory(Settings(device="cuda"), r, torch_stub())).status == PASS
 
 
 def test_a_foreign_environment_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from envforge.verify.record import FAIL, PASS, Recorder, Skip, read_events
+from envforge.verify.process import Run, run_stages
+from envforge.verify.record import FAIL, PASS, SKIP, Recorder, Skip, read_events
 from envforge.verify.settings import Settings
-from envforge.verify.supervise import Layer, run_layer, run_stage, skipped, status_of
+from envforge.verify.supervise import Layer, run_layer, run_layers, skipped, status_of
 
 STAGES = """
     import os, signal, subprocess, sys, time
@@ -68,6 +69,21 @@ STAGES = """
                 open(flag, "w").close()
                 raise RuntimeError("only the first time")
 
+    def slow(settings, recorder):
+        with recorder.check("nap") as check:
+            check.figure(pid=os.getpid())
+            time.sleep(1.5)
+
+    def vanishes(settings, recorder):
+        os._exit(0)
+
+    def keeps(settings, recorder):
+        from envforge.verify import share
+        with recorder.check("keep") as check:
+            check.figure(pid=os.getpid(), found=share.take("thing"))
+            share.keep("thing", "left by an earlier layer")
+            print("a line of " + recorder.layer)
+
     def orphan(settings, recorder):
         with recorder.check("child") as check:
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -85,6 +101,12 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     work = tmp_path / "work"
     work.mkdir()
     return Settings(workdir=str(work))
+
+
+def run_stage(name: str, settings: Settings) -> Run:
+    """One run of one layer."""
+    (run,) = run_stages([name], settings)
+    return run
 
 
 def aim(settings: Settings, function: str) -> Settings:
@@ -193,6 +215,44 @@ def test_what_a_stage_started_ends_with_it(settings: Settings) -> None:
         assert not Path(f"/proc/{child}").exists()
 
 
+def each(settings: Settings, **functions: str) -> Settings:
+    """Layers by name become these functions."""
+    settings.targets = {layer: f"stages_of_test:{function}" for layer, function in functions.items()}
+    return settings
+
+
+def test_layers_share_a_process_and_what_they_leave_as_long_as_nothing_fails(settings: Settings) -> None:
+    layers = run_layers(["data", "chat"], each(settings, data="keeps", chat="keeps"))
+    first, second = (layer.checks[0].figures for layer in layers)
+    assert first["pid"] == second["pid"] != os.getpid()
+    assert (first["found"], second["found"]) == (None, "left by an earlier layer")
+    assert "a line of data" in layers[0].runs[0].log_tail and "a line of chat" in layers[1].runs[0].log_tail
+    assert "a line of chat" not in layers[0].runs[0].log_tail
+    settings.device = "cuda"  # two copies of a model may not fit there: nothing is kept
+    assert run_layers(["data", "chat"], settings)[1].checks[0].figures["found"] is None
+
+
+@pytest.mark.parametrize("broken", ["aborts", "poor", "vanishes"])
+def test_what_follows_a_failure_is_left_out_or_gets_a_fresh_process(settings: Settings, broken: str) -> None:
+    each(settings, data="good", chat=broken, effect="good")
+    layers = run_layers(["data", "chat", "effect"], settings)
+    assert [layer.status for layer in layers] == [PASS, FAIL, SKIP]
+    assert "the chat layer failed" in layers[2].checks[0].text
+    layers = run_layers(["data", "chat", "effect"], settings, keep_going=True)
+    assert [layer.status for layer in layers] == [PASS, FAIL, PASS]
+    assert layers[0].checks[0].figures["pid"] != layers[2].checks[0].figures["pid"]
+
+
+def test_each_layer_has_its_own_time(settings: Settings) -> None:
+    settings.limits.update(data=3.0, chat=3.0, effect=3.0)
+    layers = run_layers(["data", "chat", "effect"], each(settings, data="slow", chat="slow", effect="slow"))
+    assert [layer.status for layer in layers] == [PASS] * 3  # 4.5 s together
+    assert all(1.4 < layer.runs[0].seconds < 3 for layer in layers[1:])
+    settings.limits["chat"] = 1.0
+    layers = run_layers(["data", "chat"], settings)
+    assert [layer.status for layer in layers] == [PASS, FAIL] and layers[1].runs[0].outcome == "hang"
+
+
 def test_events_survive_a_line_that_was_cut(tmp_path: Path) -> None:
     sink = tmp_path / "events"
     recorder = Recorder("data", sink)
@@ -202,9 +262,9 @@ def test_events_survive_a_line_that_was_cut(tmp_path: Path) -> None:
         raise Skip("not here")
     with sink.open("a") as file:
         file.write('{"event": "begin", "id": "data.c"}\n{"event": "end", "che')
-    checks, _, open_id = read_events(sink)
-    assert [(check.id, check.status) for check in checks] == [("data.a", "pass"), ("data.b", "skip")]
-    assert open_id == "data.c"
+    (story,) = read_events(sink)
+    assert [(check.id, check.status) for check in story.checks] == [("data.a", "pass"), ("data.b", "skip")]
+    assert story.open_id == "data.c" and story.ended is None
 
 
 def test_layer_status() -> None:
