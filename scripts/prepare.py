@@ -23,6 +23,12 @@ SYSTEM = {
     "slurmd": "slurmd",
     "sbatch": "slurm-client",
     "runc": "runc",
+    "docker-registry": "docker-registry",
+    "podman": "podman",
+    "buildah": "buildah",
+    "skopeo": "skopeo",
+    "umoci": "umoci",
+    "mksquashfs": "squashfs-tools",
 }
 TORCH = "2.13.0"
 STACK = ["transformers==5.17.0", "peft==0.21.2", "accelerate==1.15.0", "datasets==4.8.5", "gguf", "sentencepiece"]

@@ -287,11 +287,15 @@ def credentials(host: str) -> tuple[str | None, str | None, str | None]:
     Raises:
         RegistryError: the credential helper that the configuration names failed.
     """
+    import warnings
+
     from docker import auth
     from docker.errors import DockerException
 
     try:
-        found: dict[str, Any] = auth.load_config().resolve_authconfig(host) or {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a missing helper is told below
+            found: dict[str, Any] = auth.load_config().resolve_authconfig(host) or {}
     except (DockerException, OSError, ValueError) as error:
         raise RegistryError(
             f"the credentials for {host} could not be read: {error}",

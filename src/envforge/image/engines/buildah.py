@@ -100,3 +100,6 @@ class BuildahEngine(PodmanEngine):
 
     def save(self, image: ImageInfo, path: Path) -> None:
         self._call("push", "--quiet", image.id, f"docker-archive:{path}")
+
+    def load(self, path: Path) -> None:
+        self._call("pull", "--quiet", f"docker-archive:{path}")
