@@ -21,7 +21,8 @@ from envforge.image.registry import Registry, RegistryError, in_registry, is_loo
 
 HOSTILE = (
     "", " ", "-rf", "--help", "a b", "a;b", "a|b", "$(id)", "`id`", "${PATH}", "a\nb", "a:1\n", "../../etc",
-    "UPPER/x:1", "a/../b", "host.example//x", "host.example/x:", "host.example/x:t:u", "host.example/x@sha256:12", "a'b",
+    "UPPER/x:1", "a/../b",
+    "host.example//x", "host.example/x:", "host.example/x:t:u", "host.example/x@sha256:12", "a'b",
     "host.example/x:-tag", "host.example:port/x", "http://host.example/x", "user@host.example/x",
     "host.example/x?y=1", 'a"b', "é/x",
 )  # fmt: skip
