@@ -30,7 +30,6 @@ class Job:
     spec: JobSpec
     tool: str
     script: str
-    bundle: dict[str, Any] | None = None
     hosts: tuple[str, ...] = ()
 
 
@@ -89,7 +88,8 @@ def slurm(
     """
     import json
 
-    from envforge.cli.job_tools import choose_tool, read_bundle
+    from envforge.cli.job_tools import choose_tool
+    from envforge.jobs.bundle import read_config
     from envforge.jobs.model import PASSED, JobSpec, check
     from envforge.jobs.slurm import render
 
@@ -138,8 +138,8 @@ def slurm(
             )
         )
         chosen = choose_tool(tool, made)
-        bundle = read_bundle(made) if chosen == "oci" else None
-        jobs.append(Job(made, chosen, render(made, chosen, bundle), bundle, group.hosts if group else ()))
+        bundle = read_config(Path(made.image_file or "")) if chosen == "oci" else None
+        jobs.append(Job(made, chosen, render(made, chosen, bundle), group.hosts if group else ()))
     uncovered = mapped.uncovered if mapped else ()
     rows = [_submit(job) if submit else _write(job, output is not None) for job in jobs]
     if json_:
@@ -197,26 +197,24 @@ def _write(job: Job, named: bool) -> dict[str, Any]:
     folder = Path(job.spec.output)
     write_record(new_record(job.spec, "slurm", script=SCRIPT, log="%j.log", extra={"tool": job.tool}))
     write_atomic(folder / SCRIPT, job.script, 0o755)
-    _write_bundle(job)
+    _prepare(job)
     return _answer(job, script=str(folder / SCRIPT))
 
 
-def _write_bundle(job: Job) -> None:
-    import json
+def _prepare(job: Job) -> None:
+    """What has to lie in the job's folder besides the script."""
+    from envforge.jobs.bundle import write_bundle
+    from envforge.jobs.slurm import mounts_of
 
-    from envforge.files import write_atomic
-
-    if job.bundle is not None:
-        folder = Path(job.spec.output) / "bundle"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / "config.json", json.dumps(job.bundle, indent=1) + "\n")
+    if job.tool == "oci":
+        write_bundle(job.spec, mounts_of(job.spec))
 
 
 def _submit(job: Job) -> dict[str, Any]:
     from envforge.jobs.scheduler import submit
     from envforge.jobs.slurm import SCRIPT
 
-    _write_bundle(job)
+    _prepare(job)
     record, new = submit(job.spec, job.script, job.tool)
     return _answer(job, job_id=record.job_id, new=new, script=str(Path(job.spec.output) / SCRIPT))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from envforge.jobs.model import JobSpec
@@ -52,26 +52,3 @@ def _has_pyxis() -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return "--container-image" in done.stdout
-
-
-def read_bundle(spec: JobSpec) -> dict[str, Any]:
-    """This job's config.json, made from that of the image's OCI bundle.
-
-    Raises:
-        UsageError: the bundle is not there. DataError: it is damaged.
-    """
-    import json
-
-    from envforge.errors import DataError, UsageError
-    from envforge.jobs.slurm import bundle_for
-
-    path = Path(spec.image_file or "") / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}", "--image-file names an OCI bundle: a folder with config.json and rootfs"
-        ) from error
-    except ValueError as error:
-        raise DataError(f"{path} is no JSON ({error})", "unpack the image again") from error
-    return bundle_for(spec, config)

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from envforge.errors import DataError, UsageError
+from envforge.jobs.bundle import image_environment
 from envforge.jobs.model import (
     BASE_PORT,
     DIGEST_VARIABLE,
@@ -57,7 +57,8 @@ def render(spec: JobSpec, tool: str, bundle: Mapping[str, Any] | None = None) ->
 
     Args:
         spec: the job.
-        tool: one of TOOLS. bundle: config.json of the image's OCI bundle, for the tool `oci`.
+        tool: one of TOOLS. bundle: config.json of the image's OCI bundle, for the tool `oci`
+            (`write_bundle` makes this job's from it).
 
     Raises:
         DataError: faults of the job, all at once; a mount that the tool cannot carry. UsageError: no such tool.
@@ -166,7 +167,7 @@ def launch_of(spec: JobSpec, tool: str, bundle: Mapping[str, Any] | None = None)
     return makers[tool](spec)
 
 
-def _mounts(spec: JobSpec) -> tuple[Mount, ...]:
+def mounts_of(spec: JobSpec) -> tuple[Mount, ...]:
     """The job's mounts, and its output folder at the same place inside."""
     return (*spec.mounts, Mount(spec.output, spec.output, False))
 
@@ -181,7 +182,7 @@ def _staging(spec: JobSpec, kind: str) -> str:
 
 def _pyxis(spec: JobSpec) -> Launch:
     rows = []
-    for mount in _mounts(spec):
+    for mount in mounts_of(spec):
         if any(c in path for path in mount[:2] for c in ",:"):
             raise DataError(f"mount {mount.source}: pyxis reads , and : as separators", "mount a folder without them")
         rows.append(f"{mount.source}:{mount.target}" + (":ro" if mount.read_only else ""))
@@ -200,7 +201,7 @@ def _pyxis(spec: JobSpec) -> Launch:
 def _apptainer(spec: JobSpec) -> Launch:
     words = ["apptainer", "exec", "--no-home", *(["--nv"] if spec.gpus_per_node else [])]
     words += ["--pwd", shlex.quote(spec.workdir or "/workspace")]
-    for mount in _mounts(spec):
+    for mount in mounts_of(spec):
         row = [
             "type=bind",
             f"source={mount.source}",
@@ -217,7 +218,7 @@ def _engine(spec: JobSpec, engine: str, own: list[str]) -> Launch:
         raise UsageError(f"{engine} runs an image by its reference, and only a file was given", "give its reference")
     words = [engine, "run", "--rm", "--init", "--name=@", "--network=host", "--ipc=host", "--ulimit=memlock=-1:-1"]
     words += own
-    for mount in _mounts(spec):
+    for mount in mounts_of(spec):
         row = [
             "type=bind",
             f"source={mount.source}",
@@ -248,21 +249,6 @@ def _none(spec: JobSpec) -> Launch:
     return Launch((shlex.quote(f"{spec.image_file}/bin/envforge-entrypoint"),), flags)
 
 
-def bundle_for(spec: JobSpec, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of this job's own OCI bundle: that of the image's, with the job's mounts and folder."""
-    process = {**dict(config.get("process") or {}), "terminal": False, "cwd": spec.workdir or "/workspace"}
-    root = dict(config.get("root") or {})
-    root["path"] = str(Path(spec.image_file or "") / str(root.get("path") or "rootfs"))
-    mounts = [row for row in config.get("mounts") or [] if isinstance(row, dict)]
-    for mount in _mounts(spec):
-        options = ["rbind", "ro" if mount.read_only else "rw"]
-        mounts.append({"destination": mount.target, "type": "bind", "source": mount.source, "options": options})
-    linux = dict(config.get("linux") or {})
-    # The tasks of several nodes meet over the network, which a namespace of their own would not have.
-    linux["namespaces"] = [row for row in linux.get("namespaces") or [] if row.get("type") not in ("network", "ipc")]
-    return {**dict(config), "process": process, "root": root, "mounts": mounts, "linux": linux}
-
-
 def _oci(spec: JobSpec, bundle: Mapping[str, Any] | None) -> Launch:
     if not spec.image_file or bundle is None:
         raise UsageError(
@@ -271,11 +257,7 @@ def _oci(spec: JobSpec, bundle: Mapping[str, Any] | None) -> Launch:
         )
     if spec.tasks_per_node != 1:
         raise DataError("Slurm's --container does not tell tasks apart", "one task per node, and torchrun for more")
-    rows = (bundle.get("process") or {}).get("env") or []
-    env = dict(row.partition("=")[::2] for row in rows if isinstance(row, str) and "=" in row)
-    # Slurm puts the job's environment in the place of the image's, so it has to hold both; the entrypoint sets PATH.
-    env = {
-        name: value for name, value in env.items() if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) and name != "PATH"
-    }
+    # Slurm puts the job's environment in the place of the image's, so it has to hold both.
+    env = image_environment(bundle)
     flags = (f"--container={shlex.quote(spec.output + '/bundle')}",)
     return Launch((ENTRYPOINT,), flags, per_node=True, env=env)
