@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs Debian packages while an image is built. Fixed text: every value comes as an argument or as a file.
 #   system.sh [--python X.Y] [--headers X.Y] PACKAGE...             install them
-#   system.sh --versions [--python X.Y] [--headers X.Y] PACKAGE...  only print what would be: lines name=version
+#   system.sh --versions [--python X.Y] [--headers X.Y] PACKAGE...  only print what would be: lines name=version, and how
+#                                                                   much disk they take
 #   system.sh --fetch FOLDER PACKAGE...                             only download them, with what they need, into FOLDER
 # --python adds the interpreter where the base has none of that version.
 # --headers adds the C headers of the interpreter where the base does not bring them (Triton compiles a small launcher
@@ -114,6 +115,8 @@ versions)
         fi
         echo "$package=$found"
     done
+    # What they take on disk with all that they need, in apt's own words; the answer "no" is no failure here.
+    LC_ALL=C apt-get install --assume-no --no-install-recommends -- "$@" 2>/dev/null | grep '^After this operation' || true
     ;;
 fetch)
     apt-get update

@@ -13,7 +13,7 @@ from envforge.errors import DiskFullError, ModelError, OutsideError, ProofFailed
 from envforge.image.build import build_plan
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
 from envforge.image.prove import PENDING
-from envforge.image.values import BaseInfo, BuildContext, BuildOptions, Progress, silent
+from envforge.image.values import BaseInfo, BuildContext, BuildOptions, Event, Prediction, Progress, silent
 from envforge.resolver.plan import Plan
 from envforge.spec import ModelSpec, Spec
 
@@ -209,13 +209,27 @@ def test_what_cannot_fit_is_refused_before_it_is_built(tmp_path: Path) -> None:
     class Big(Lock):
         size = 4_000_000_000
 
-    engine = Diary(free=9_000_000_000)
+    engine = Diary(free=15_000_000_000)
     with pytest.raises(DiskFullError) as error:
         build_plan(CPU, Big(CPU_LOCK.requirements), SPEC, options(tmp_path), engine=engine)
-    assert "10.0 GB" in error.value.cause
+    assert "16.0 GB" in error.value.cause
     assert "build" not in engine.did
-    engine.free = 11_000_000_000
+    engine.free = 17_000_000_000
     build_plan(CPU, Big(CPU_LOCK.requirements), SPEC, options(tmp_path, verify=False), engine=engine)
+
+
+def test_what_the_wheels_themselves_say_counts_and_so_does_a_warm_cache(tmp_path: Path) -> None:
+    told = Prediction(download=1_000_000, unpacked=6_000_000_000, image=5_000_000_000, carried=500_000_000, exact=True)
+    engine = Diary(free=12_500_000_000)
+    events: list[Event] = []
+    with pytest.raises(DiskFullError) as error:
+        build_plan(CPU, CPU_LOCK, SPEC, options(tmp_path), engine=engine, measure=lambda: told, progress=events.append)
+    assert "13.0 GB" in error.value.cause
+    assert any(event.text.startswith("1 MB to download, 5,000 MB when it is done, at most 13,000") for event in events)
+    engine.build_cache = lambda: 6_000_000_000  # type: ignore[attr-defined]
+    build_plan(CPU, CPU_LOCK, SPEC, options(tmp_path, verify=False), engine=engine, measure=lambda: told)
+    # What is there already is not measured.
+    build_plan(CPU, CPU_LOCK, SPEC, options(tmp_path, verify=False), engine=engine, measure=lambda: 1 / 0)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("tag", ["UPPER", "a b", "$(id)"])

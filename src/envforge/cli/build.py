@@ -123,6 +123,7 @@ def build(
                 progress=progress,
                 engine=chosen,
                 make_model=begun.make_model,
+                measure=begun.measure,
             )
         except RegistryError as error:
             # The plan stands, and so does an image that only could not be pushed.

@@ -70,7 +70,7 @@ def bundle(
             row = filling.base(containers, found)
             versions = system_versions(
                 chosen, found, plan, lock, spec, filling.source, state_root(options), network=network, progress=progress
-            )
+            ).versions
             filling.debs(containers, found, versions, network)
         fetch(filling, spec, model, python, settings, progress)
         path = filling.finish(plan, lock, row, versions)

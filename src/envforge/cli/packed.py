@@ -10,22 +10,28 @@ from typing import TYPE_CHECKING
 from envforge.cli import target as t
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from envforge.cli.planned import Found
     from envforge.image.engines import Engine, ImageInfo
     from envforge.image.prove import ModelMaker
-    from envforge.image.values import Progress
+    from envforge.image.values import Prediction, Progress
     from envforge.keep.bundle import Bundle
 
 
 @dataclass(frozen=True)
 class Start:
-    """One plan with its lock, the base to build on (None: the matrix's choice), and the model of the proof."""
+    """One plan with its lock, the base to build on (None: the matrix's choice), and the model of the proof.
+
+    measure: what the build will download and write.
+    """
 
     found: Found
     base: str | None
     base_digest: str | None
     model: str | None
     make_model: ModelMaker
+    measure: Callable[[], Prediction]
 
 
 def start(
@@ -66,13 +72,28 @@ def start(
             progress=progress,
             around=around,
         )
-        return Start(found, base, None, model, small_model)
+        return Start(found, base, None, model, small_model, measure_of(found))
     found, bundle = packed
     digest = None
     if base is None and engine.name != "venv":
         base = load_base(bundle, container_engine(engine), progress)
         digest = (bundle.base or {}).get("digest")
-    return Start(found, base, digest, model or packed_model(bundle), partial(packed_small, bundle))
+    make_model = partial(packed_small, bundle)
+    return Start(found, base, digest, model or packed_model(bundle), make_model, measure_of(found))
+
+
+def measure_of(found: Found) -> Callable[[], Prediction]:
+    """Asks the wheels of a lock what they take, when it is called."""
+
+    def ask() -> Prediction:
+        from envforge.image.render import may_compile
+        from envforge.keep.predict import measure
+        from envforge.lock import PipSettings
+
+        keep_headers = may_compile(found.plan, found.spec)
+        return measure(found.lock, found.packages or PipSettings(), found.source.wheelhouses, keep_headers=keep_headers)
+
+    return ask
 
 
 def open_bundle(
@@ -102,8 +123,9 @@ def open_bundle(
     if project is not None and plan_of(project).hash() != found.plan.hash():
         raise UsageError(f"{wheelhouse} is a bundle of another plan than that of {project}", own)
     bases = layered_matrix(project).bases
-    source = install_source(package_settings(chosen_settings(project)), None)
-    return Found(found.plan, found.lock, found.spec, offline(source, found), bases, project), found
+    packages = package_settings(chosen_settings(project))
+    source = offline(install_source(packages, None), found)
+    return Found(found.plan, found.lock, found.spec, source, bases, project, packages=packages), found
 
 
 def packed_model(bundle: Bundle) -> str | None:

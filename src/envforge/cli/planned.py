@@ -11,7 +11,7 @@ from envforge.cli import target as t
 if TYPE_CHECKING:
     from envforge.image.engines import Engine
     from envforge.image.values import InstallSource, Progress
-    from envforge.lock import Lock
+    from envforge.lock import Lock, PipSettings
     from envforge.matrix.model import Base
     from envforge.resolver.plan import Plan
     from envforge.spec import Spec
@@ -28,6 +28,7 @@ class Found:
     bases: tuple[Base, ...]
     project: Path | None
     notes: tuple[str, ...] = ()
+    packages: PipSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -116,15 +117,15 @@ def find_plan(
         raise ConflictError(outcome.conflict_text(), outcome.fix_text())
     for note in outcome.notes:
         progress(Event("stage", f"note: {note}"))
+    packages = package_settings(settings)
     own = outcome.intake.spec or Spec(name="custom", requests=outcome.intake.lines)
     return Found(
         plan=outcome.answer.plan,
         lock=outcome.lock,
         spec=own,
-        source=install_source(
-            package_settings(settings), outcome.lock, wheelhouse=wheelhouse, mirrors=settings.mirrors
-        ),
+        source=install_source(packages, outcome.lock, wheelhouse=wheelhouse, mirrors=settings.mirrors),
         bases=outcome.matrix.bases,
         project=outcome.intake.project,
+        packages=packages,
         notes=tuple(outcome.notes),
     )

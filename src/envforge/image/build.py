@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envforge.errors import DiskFullError, OutsideError, UsageError
+from envforge.errors import OutsideError, UsageError
 from envforge.image import quote
 from envforge.image.address import content_address, image_tag
 from envforge.image.base import choose_base, find_base, mirrored, pinned, stage_for
@@ -23,8 +24,9 @@ from envforge.image.prove import ModelMaker, check_model, prove, stamp
 from envforge.image.publish import publish, record, shelf_for
 from envforge.image.registry import Remote
 from envforge.image.render import torch_version
+from envforge.image.space import check_space
 from envforge.image.state import one_at_a_time, state_folder, state_root
-from envforge.image.system import system_versions
+from envforge.image.system import SystemPackages, system_versions
 from envforge.image.values import (
     LABEL_ADDRESS,
     BaseInfo,
@@ -33,6 +35,7 @@ from envforge.image.values import (
     BuildResult,
     Event,
     LockLike,
+    Prediction,
     Progress,
     silent,
 )
@@ -53,6 +56,7 @@ def build_plan(
     progress: Progress = silent,
     engine: Engine | None = None,
     make_model: ModelMaker | None = None,
+    measure: Callable[[], Prediction] | None = None,
 ) -> BuildResult:
     """Build one plan and prove what was built; where the same was built before, only what is missing is done.
 
@@ -61,6 +65,7 @@ def build_plan(
         engine: the engine to use instead of choosing one by `options.engine`.
         make_model: turns the word `small` into a model folder with the help of what was just built; without it the
             word is passed on as it is.
+        measure: says what the build will download and write; asked only where something is built.
 
     Raises:
         UsageError, DataError: something in the options or the spec cannot be.
@@ -76,7 +81,7 @@ def build_plan(
     venv = engine.name == "venv"
     progress(Event("stage", f"{engine.name}: looking at the base"))
     base = find_base(plan, lock, options, bases, engine, progress)
-    system: dict[str, str] = {}
+    system = SystemPackages()
     if not venv:
         system = system_versions(
             engine,
@@ -90,7 +95,7 @@ def build_plan(
             network=options.network,
             progress=progress,
         )
-    address = content_address(plan, lock, spec, base, "venv" if venv else "image", system)
+    address = content_address(plan, lock, spec, base, "venv" if venv else "image", system.versions)
     state = state_folder(options, address)
     tag = str(options.output) if venv else image_tag(plan, lock, spec, address)
     shelf = shelf_for(options, engine, tag, address)
@@ -108,7 +113,7 @@ def build_plan(
             found = container_engine(engine).pull(there.reference.at(there.digest), progress)
         reused = found is not None
         if found is None:
-            _check_space(lock, engine, progress)
+            check_space(measure() if measure else None, lock, base, system, engine, progress)
             context = make_context(
                 plan,
                 lock,
@@ -120,7 +125,7 @@ def build_plan(
                 network=options.network,
                 compile_stage=stage_for(plan, bases, options.source.registry),
                 kind="venv" if venv else "image",
-                system=system,
+                system=system.versions,
             )
             found = engine.build(context, log, progress)
         result = BuildResult(
@@ -207,27 +212,6 @@ def render_plan(
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return context
-
-
-def _check_space(lock: LockLike, engine: Engine, progress: Progress) -> None:
-    """Say what will be downloaded and written, and refuse what cannot fit.
-
-    Wheels of this kind unpack to 2 to 3.5 times their size (torch's CPU wheel 3.5, its CUDA libraries under 2), and the
-    downloads stay in the build cache beside them. Refused is only what does not fit by the lower figure.
-    """
-    size = int(getattr(lock, "size", 0) or 0)
-    if not size:
-        return
-    least, likely = int(size * 2.5), size * 4
-    progress(Event("stage", f"about {size / 1e6:,.0f} MB to download, up to {likely / 1e6:,.0f} MB of disk"))
-    free = engine.free_space()
-    if free is not None and free < least:
-        raise DiskFullError(
-            f"the build needs at least {least / 1e9:.1f} GB of disk, and {free / 1e9:.1f} GB are free where the "
-            f"{engine.name} engine keeps its files",
-            "free some space (docker builder prune, docker image prune), or build elsewhere",
-            id="disk-too-small",
-        )
 
 
 def describe(plan: Plan, lock: LockLike, engine: str) -> str:

@@ -10,10 +10,11 @@ import hashlib
 import json
 import re
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envforge.errors import DataError, OutsideError
+from envforge.errors import OutsideError
 from envforge.files import write_atomic
 from envforge.image import quote
 from envforge.image.engines import Engine, Mount
@@ -29,6 +30,14 @@ _LINE = re.compile(r"^([a-z0-9][a-z0-9+.-]+)=([A-Za-z0-9.+:~-]+)$", re.MULTILINE
 _INSIDE = "/run/envforge"
 
 
+@dataclass(frozen=True, slots=True)
+class SystemPackages:
+    """Name -> version, and the bytes that they take with all that they need (0 where apt did not say)."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    size: int = 0
+
+
 def system_versions(
     engine: Engine,
     base: BaseInfo,
@@ -41,8 +50,8 @@ def system_versions(
     refresh: bool = False,
     network: str | None = None,
     progress: Progress = silent,
-) -> dict[str, str]:
-    """Name -> version of every system package that the image will ask for; empty where it asks for none.
+) -> SystemPackages:
+    """Every system package that the image will ask for; empty where it asks for none.
 
     Args:
         state: the folder that keeps the answers. refresh: ask again.
@@ -52,7 +61,7 @@ def system_versions(
     """
     wanted = [*system_arguments(plan, lock, base), *(quote.debian_package(name) for name in spec.system_packages)]
     if not any(not word.startswith("--") for word in wanted):
-        return {}
+        return SystemPackages()
     # The archive is part of the question: a bundle has its own versions.
     asked = json.dumps([base.digest or base.ref, wanted, str(source.debs or ""), source.apt or ""])
     kept = state / f"system-{hashlib.sha256(asked.encode()).hexdigest()[:20]}.json"
@@ -70,8 +79,9 @@ def system_versions(
     found = dict(_LINE.findall(done.output))
     if not found:
         raise OutsideError("the base's package manager named no versions", "take a Debian or Ubuntu base", id="base")
-    write_atomic(kept, json.dumps(found, indent=1, sort_keys=True) + "\n")
-    return found
+    answer = SystemPackages(found, _bytes(done.output))
+    write_atomic(kept, json.dumps({"versions": found, "bytes": answer.size}, indent=1, sort_keys=True) + "\n")
+    return answer
 
 
 def archive_mounts(source: InstallSource, scratch: Path) -> tuple[Mount, ...]:
@@ -90,11 +100,15 @@ def archive_mounts(source: InstallSource, scratch: Path) -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def _read(path: Path) -> dict[str, str]:
+def _bytes(output: str) -> int:
+    """apt: "After this operation, 12.3 MB of additional disk space will be used." """
+    found = re.search(r"After this operation, ([\d.,]+) ([kMG]?)B of additional", output)
+    return int(float(found[1].replace(",", "")) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]]) if found else 0
+
+
+def _read(path: Path) -> SystemPackages | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
-        raise DataError(f"{path} is damaged", "remove it")
-    return data
+        return SystemPackages({str(name): str(version) for name, version in data["versions"].items()}, data["bytes"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # not there, or damaged: asked again

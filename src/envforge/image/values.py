@@ -98,6 +98,18 @@ def silent(event: Event) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """Bytes of a build, before it starts: to download; all wheels unpacked; of these in the image; wheels that lie on
+    this machine and are carried into the build. exact: the large wheels themselves said so."""
+
+    download: int
+    unpacked: int
+    image: int
+    carried: int = 0
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BuildOptions:
     """What the caller decides about a build.
 

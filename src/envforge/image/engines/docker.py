@@ -309,6 +309,12 @@ class DockerEngine:
             root = self.client.info().get("DockerRootDir")
         return shutil.disk_usage(root).free if root and Path(root).is_dir() else None
 
+    def build_cache(self) -> int:
+        """Bytes of downloaded and unpacked packages that builds here can use again."""
+        with told():
+            rows = self.client.df().get("BuildCache") or ()
+        return sum(int(row.get("Size") or 0) for row in rows if row.get("Type") == "exec.cachemount")
+
     def gpus(self) -> bool:
         """Can containers of this engine get at GPUs?"""
         with told():
