@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from envforge.errors import DiskFullError, ModelError, OutsideError, ProofFailed
 from envforge.image.build import build_plan
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
 from envforge.image.prove import PENDING
+from envforge.image.split import parse_lock
 from envforge.image.values import BaseInfo, BuildContext, BuildOptions, Event, Prediction, Progress, silent
 from envforge.resolver.plan import Plan
 from envforge.spec import ModelSpec, Spec
@@ -40,6 +42,10 @@ class Diary:
         self.did.append("base")
         return replace(BASE, python="/usr/bin/python3.11")
 
+    def ask(self, image: ImageInfo, argv: list[str]) -> RunResult:
+        inside = {"debs": [["libc6", "2.36-9", "amd64"]], "licences": {"Torch": "BSD-3-Clause"}}
+        return RunResult(0, json.dumps(inside))
+
     def pull(self, reference: str, progress: Progress = silent) -> ImageInfo:
         self.did.append("pull")
         return ImageInfo("sha256:base", (reference,), {}, 1)
@@ -52,7 +58,8 @@ class Diary:
 
     def build(self, context: BuildContext, log: Path, progress: Progress = silent) -> ImageInfo:
         self.did.append("build")
-        self.dockerfile = context.dockerfile
+        self.dockerfile, self.labels = context.dockerfile, context.labels
+        self.files = {name: f.content for name, f in context.files.items() if isinstance(f.content, bytes)}
         return ImageInfo(f"sha256:{len(self.did)}", (), context.labels, 123)
 
     def tag(self, image: ImageInfo, reference: str) -> ImageInfo:
@@ -261,6 +268,30 @@ def test_versions_of_system_packages_are_asked_once_and_are_part_of_the_address(
     assert (fresh.reused, fresh.address == first.address) == (False, False)
     assert "libsndfile1=1.0-2" in engine.dockerfile
     assert engine.did.count("pull") == 1
+
+
+def test_what_is_inside_is_listed_beside_the_log_and_in_the_image(tmp_path: Path) -> None:
+    engine = Diary()
+    result = build_plan(CPU, CPU_LOCK, SPEC, options(tmp_path, verify=False), engine=engine)
+    assert result.sbom is not None
+    outer, inner = json.loads(result.sbom.read_text()), json.loads(engine.files["image/sbom.cdx.json"])
+    assert outer["specVersion"] == inner["specVersion"] == "1.5"
+    rows = {row["name"]: row for row in outer["components"]}
+    torch = rows["torch"]
+    assert torch["purl"] == "pkg:pypi/torch@2.13.0%2Bcpu"
+    assert torch["hashes"] == [{"alg": "SHA-256", "content": parse_lock(CPU_LOCK.requirements)[0].hashes[0]}]
+    assert torch["licenses"] == [{"license": {"name": "BSD-3-Clause"}}]
+    assert rows["libc6"]["purl"] == "pkg:deb/debian/libc6@2.36-9"
+    assert rows[BASE.ref]["version"] == BASE.digest
+    assert {row["name"] for row in inner["components"]} == set(rows) - {"libc6"}
+    place, _, digest = engine.labels["envforge.sbom"].partition("@sha256:")
+    assert place == "/opt/envforge/sbom.cdx.json"
+    assert digest == hashlib.sha256(engine.files["image/sbom.cdx.json"]).hexdigest()
+    # Again from nothing: the same bytes.
+    engine.images.clear()
+    (tmp_path / "again").mkdir()
+    build_plan(CPU, CPU_LOCK, SPEC, options(tmp_path / "again", verify=False), engine=engine)
+    assert digest == hashlib.sha256(engine.files["image/sbom.cdx.json"]).hexdigest()
 
 
 def test_a_plan_without_system_packages_asks_no_archive(tmp_path: Path) -> None:

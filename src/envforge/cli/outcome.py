@@ -31,7 +31,13 @@ def write_build(project: Path, result: BuildResult, plan_hash: str, lock_hash: s
     from envforge.files import write_atomic
     from envforge.image.state import note_user, state_root
 
-    data = result.to_json() | {"log": None, "receipt": None, "plan_hash": plan_hash, "lock_hash": lock_hash}
+    data = result.to_json() | {
+        "log": None,
+        "receipt": None,
+        "sbom": None,
+        "plan_hash": plan_hash,
+        "lock_hash": lock_hash,
+    }
     if result.engine == "venv":
         data["reference"] = "."
     if result.proof is not None:
@@ -40,6 +46,9 @@ def write_build(project: Path, result: BuildResult, plan_hash: str, lock_hash: s
         name = f"{result.address[:12]}-{result.grade}.json"
         write_atomic(receipts / name, json.dumps(result.proof, indent=1, ensure_ascii=False) + "\n")
         data["receipt"] = f"receipts/{name}"
+    if result.sbom is not None and result.sbom.is_file():
+        write_atomic(project / result.sbom.name, result.sbom.read_bytes())
+        data["sbom"] = result.sbom.name
     write_atomic(project / "build.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
     if result.engine != "venv" and result.address:
         note_user(state_root(name=result.address[:16]), project)

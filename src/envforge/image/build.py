@@ -24,6 +24,8 @@ from envforge.image.prove import ModelMaker, check_model, prove, stamp
 from envforge.image.publish import publish, record, shelf_for
 from envforge.image.registry import Remote
 from envforge.image.render import torch_version
+from envforge.image.sbom import FILE as SBOM_FILE
+from envforge.image.sbom import write_sbom
 from envforge.image.space import check_space
 from envforge.image.state import one_at_a_time, state_folder, state_root
 from envforge.image.system import SystemPackages, system_versions
@@ -128,6 +130,7 @@ def build_plan(
                 system=system.versions,
             )
             found = engine.build(context, log, progress)
+        bill = write_sbom(state / SBOM_FILE, spec.name, lock, base, address, engine, found, options.epoch)
         result = BuildResult(
             engine=engine.name,
             reference=tag,
@@ -138,6 +141,7 @@ def build_plan(
             size=found.size,
             log=None if reused else log,
             warnings=warnings,
+            sbom=bill,
         )
         if options.verify:
             result = prove(plan, spec, options, engine, found, result, state, progress, make_model)

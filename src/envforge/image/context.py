@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from envforge.errors import DataError, DiskFullError, OutsideError, UsageError
 from envforge.image import render
-from envforge.image.address import VERIFY, content_address, image_tag, verify_files
+from envforge.image.address import VERIFY, content_address, image_tag, sha256, verify_files
 from envforge.image.facts import preflight_facts
+from envforge.image.sbom import FILE as SBOM_FILE
+from envforge.image.sbom import PLACE as SBOM_PLACE
+from envforge.image.sbom import make_sbom
 from envforge.image.split import Requirement, normalise, parse_lock, split_lock
 from envforge.image.values import (
+    LABEL_SBOM,
     BaseInfo,
     BuildContext,
     ContextFile,
@@ -108,6 +112,9 @@ def make_context(
         for path in sorted(source.debs.iterdir()):
             files[f"build/debs/{path.name}"] = ContextFile(path)
     files.update({f"image/{path}": file for path, file in image_files(plan, lock, spec, address).items()})
+    bill = make_sbom(spec.name, lock, base, address, debs=system or {}, epoch=epoch)
+    files[f"image/{SBOM_FILE}"] = _text(bill)
+    labels[LABEL_SBOM] = f"{SBOM_PLACE}@sha256:{sha256(bill.encode())}"
     files.update({f"site/{path}": file for path, file in site_files().items()})
     for i, target in enumerate(sorted(spec.files)):
         files[f"files/{i:04d}"] = ContextFile(own_files[target], os.access(own_files[target], os.X_OK))

@@ -20,6 +20,7 @@ LABEL_TORCH = "envforge.torch"
 LABEL_PYTHON = "envforge.python"
 LABEL_STACK = "envforge.stack"
 LABEL_SM = "envforge.sm"
+LABEL_SBOM = "envforge.sbom"
 
 
 class LockLike(Protocol):
@@ -164,6 +165,7 @@ class BuildResult:
     proof: dict[str, Any] | None = None
     pending: str | None = None
     warnings: tuple[str, ...] = ()
+    sbom: Path | None = None
     registry: dict[str, Any] | None = None
     here: bool = True
 
@@ -183,6 +185,7 @@ class BuildResult:
             "grade": self.grade,
             "pending": self.pending,
             "warnings": list(self.warnings),
+            "sbom": str(self.sbom) if self.sbom else None,
             "registry": self.registry,
         }
 
