@@ -49,6 +49,9 @@ def build(
     refresh_base: Annotated[
         bool, typer.Option("--refresh-base", help="Fetch the base by its tag, and take the newest system packages.")
     ] = False,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="The same image id each time (times come from SOURCE_DATE_EPOCH).")
+    ] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build even if it is there.")] = False,
     registry: Annotated[str | None, typer.Option(help="Look there before building: registry.example/team.")] = None,
     push: Annotated[bool, typer.Option("--push", help="Push what was built to the registry.")] = False,
@@ -110,6 +113,7 @@ def build(
             network=network,
             rebuild=rebuild,
             refresh_base=refresh_base,
+            reproducible=reproducible,
             registry=load_settings(found.project, {"registry": registry}).registry,
             push=push,
         )

@@ -19,11 +19,12 @@ from envforge.image import quote
 from envforge.image.address import content_address, image_tag
 from envforge.image.base import choose_base, find_base, mirrored, pinned, stage_for
 from envforge.image.context import make_context, write_context
-from envforge.image.engines import Engine, choose_engine, container_engine
+from envforge.image.engines import Engine, ImageInfo, choose_engine, container_engine
 from envforge.image.prove import ModelMaker, check_model, prove, stamp
 from envforge.image.publish import publish, record, shelf_for
 from envforge.image.registry import Remote
 from envforge.image.render import torch_version
+from envforge.image.reproduce import reproduced
 from envforge.image.sbom import FILE as SBOM_FILE
 from envforge.image.sbom import write_sbom
 from envforge.image.space import check_space
@@ -31,6 +32,7 @@ from envforge.image.state import one_at_a_time, state_folder, state_root
 from envforge.image.system import SystemPackages, system_versions
 from envforge.image.values import (
     LABEL_ADDRESS,
+    LABEL_EPOCH,
     BaseInfo,
     BuildContext,
     BuildOptions,
@@ -102,7 +104,7 @@ def build_plan(
     tag = str(options.output) if venv else image_tag(plan, lock, spec, address)
     shelf = shelf_for(options, engine, tag, address)
     with one_at_a_time(state, progress):
-        found = None if options.rebuild else next(iter(engine.find(LABEL_ADDRESS, address)), None)
+        found = None if options.rebuild else _found(engine, address, options)
         log = options.log or state / f"build-{stamp()}.log"
         there: Remote | None = None
         warnings: tuple[str, ...] = ()
@@ -128,8 +130,11 @@ def build_plan(
                 compile_stage=stage_for(plan, bases, options.source.registry),
                 kind="venv" if venv else "image",
                 system=system.versions,
+                reproducible=options.reproducible,
             )
             found = engine.build(context, log, progress)
+            if options.reproducible and not venv:
+                found = reproduced(container_engine(engine), found, base.ref, options.epoch or 0, progress)
         bill = write_sbom(state / SBOM_FILE, spec.name, lock, base, address, engine, found, options.epoch)
         result = BuildResult(
             engine=engine.name,
@@ -157,6 +162,19 @@ def build_plan(
         elif there is not None:
             result = replace(result, registry=record(there.reference, there.digest, pushed=False))
     return replace(result, size=named.size, seconds=time.monotonic() - start)
+
+
+def _found(engine: Engine, address: str, options: BuildOptions) -> ImageInfo | None:
+    """What was built before; with `reproducible` only what has no times of its own."""
+    epoch = str(options.epoch or 0)
+    return next(
+        (
+            image
+            for image in engine.find(LABEL_ADDRESS, address)
+            if not options.reproducible or engine.name == "venv" or image.labels.get(LABEL_EPOCH) == epoch
+        ),
+        None,
+    )
 
 
 def _elsewhere(engine: Engine, remote: Remote, address: str, start: float) -> BuildResult:

@@ -20,6 +20,7 @@ from envforge.image.sbom import PLACE as SBOM_PLACE
 from envforge.image.sbom import make_sbom
 from envforge.image.split import Requirement, normalise, parse_lock, split_lock
 from envforge.image.values import (
+    LABEL_EPOCH,
     LABEL_SBOM,
     BaseInfo,
     BuildContext,
@@ -50,11 +51,13 @@ def make_context(
     compile_stage: render.Compile | None = None,
     kind: str = "image",
     system: Mapping[str, str] | None = None,
+    reproducible: bool = False,
 ) -> BuildContext:
     """Everything that an engine needs to build one plan.
 
     Args:
         system: versions of the system packages, from `system_versions`; without them the archive's own count.
+        reproducible: the image will be made timeless, and says so.
 
     Raises:
         DataError: a value of the spec that cannot be carried, or a file of the spec that is missing.
@@ -114,6 +117,8 @@ def make_context(
     files.update({f"image/{path}": file for path, file in image_files(plan, lock, spec, address).items()})
     bill = make_sbom(spec.name, lock, base, address, debs=system or {}, epoch=epoch)
     files[f"image/{SBOM_FILE}"] = _text(bill)
+    if reproducible:
+        labels[LABEL_EPOCH] = str(epoch or 0)
     labels[LABEL_SBOM] = f"{SBOM_PLACE}@sha256:{sha256(bill.encode())}"
     files.update({f"site/{path}": file for path, file in site_files().items()})
     for i, target in enumerate(sorted(spec.files)):

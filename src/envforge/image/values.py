@@ -21,6 +21,7 @@ LABEL_PYTHON = "envforge.python"
 LABEL_STACK = "envforge.stack"
 LABEL_SM = "envforge.sm"
 LABEL_SBOM = "envforge.sbom"
+LABEL_EPOCH = "envforge.epoch"
 
 
 class LockLike(Protocol):
@@ -118,8 +119,9 @@ class BuildOptions:
     where it is known better than by the engine (a base out of a bundle). tag: a second name for the image. output:
     folder of a venv build. state: where logs, receipts and locks of builds are kept. model: folder or hub id that
     `verify` loads; None leaves the choice to `verify`. epoch: SOURCE_DATE_EPOCH. network: network mode of build
-    steps. refresh_base: fetch the base by its tag and ask for the newest system packages. registry: host and path
-    (`registry.example/team`) where images of ours are looked for; push: and put.
+    steps. reproducible: the same bytes each time. refresh_base: fetch the base by its tag and ask for the newest
+    system packages. registry: host and path (`registry.example/team`) where images of ours are looked for; push:
+    and put.
     """
 
     source: InstallSource
@@ -137,6 +139,7 @@ class BuildOptions:
     network: str | None = None
     rebuild: bool = False
     refresh_base: bool = False
+    reproducible: bool = False
     log: Path | None = None
     registry: str | None = None
     push: bool = False
