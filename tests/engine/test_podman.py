@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,10 +14,12 @@ from pathlib import Path
 import pytest
 from engine_base import BASE
 from engine_daemon import CannotStart
+from engine_index import Index
 from engine_registry import own_registry
 from engine_store import own_store
-from standins import WHEELS, lock_of, make_plan, make_spec, offline, options
+from standins import WHEELS, lock_of, make_plan, make_spec, offline, options, own_wheels
 from test_docker import HOSTILE
+from test_faults import children_of, start_build, wait_gone
 
 from envforge.errors import OutsideError
 from envforge.image.build import build_plan
@@ -109,6 +114,20 @@ def test_podman_builds_what_docker_builds(podman: ContainerEngine, tmp_path: Pat
     assert podman.inspect(result.reference) is None
 
 
+@pytest.mark.parametrize("dialect", ["buildkit", "plain"])
+def test_another_lock_gets_its_own_packages_and_not_those_of_the_cache(
+    podman: ContainerEngine, tmp_path: Path, dialect: str
+) -> None:
+    """Same names, same versions, other bytes: only what the steps' mounts show differs."""
+    for salt in ("one", "two"):
+        wheels = own_wheels(salt + dialect)
+        made = options(offline(tmp_path / salt, *wheels), base=BASE, engine="podman", dialect=dialect)
+        result = build_plan(make_plan(), lock_of(*wheels), make_spec(name=f"keyed-{dialect}"), made, engine=podman)
+        script = "import torch, demo_stack; print(open(torch.__file__).read(), open(demo_stack.__file__).read())"
+        answer = podman.run(result.reference, ["python", "-c", script])
+        assert answer.output.split() == ["#", f"{salt}{dialect}"] * 2
+
+
 def everything(engine: ContainerEngine, result: BuildResult, path: Path) -> str:
     """All bytes of an image: configuration, history and layers."""
     image = engine.inspect(result.digest)
@@ -152,3 +171,28 @@ def test_a_base_that_nobody_has_is_an_outside_failure(podman: ContainerEngine, t
         podman.base("127.0.0.1:9/none:1", "3.11")
     assert error.value.id == "base"
     assert podman.inspect("envforge-test/none:1") is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
+def test_a_stopped_build_is_never_taken_for_a_good_one(
+    podman: ContainerEngine, tmp_path: Path, number: signal.Signals
+) -> None:
+    stack = f"stopped-{int(number)}"
+    with Index(*own_wheels(stack)) as index:
+        index.mode = "stall"
+        build_ = start_build(index, BASE, stack, "podman")
+        index.wait_for_download()
+        children = children_of(build_.pid)
+        build_.send_signal(number)
+        build_.communicate(timeout=60)
+        if number == signal.SIGKILL:
+            for pid in children:  # nobody could take these along; they are ours to end, by id
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        assert wait_gone(children) == []
+        assert not [name for image in podman.images() for name in image.names if name.startswith(f"envforge/{stack}:")]
+        index.mode = "good"
+        again = start_build(index, BASE, stack, "podman")
+        out, err = again.communicate(timeout=180)
+        assert again.returncode == 0, err
+        assert json.loads(out)["reused"] is False

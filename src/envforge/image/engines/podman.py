@@ -17,6 +17,7 @@ from typing import Any
 from envforge.errors import EngineError, OutsideError, UsageError
 from envforge.image.context import write_context, write_secrets
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
+from envforge.image.engines.keyed import key_mounts
 from envforge.image.engines.probe import probe_words, read_probe
 from envforge.image.engines.process import stream, terminated_as_exit
 from envforge.image.engines.steps import BuildReader
@@ -112,6 +113,7 @@ class PodmanEngine:
             place.mkdir()
             progress(Event("stage", "putting the build context together"))
             write_context(context, place)
+            key_mounts(place)
             iid = Path(folder) / "iid"
             argv = [self.name, "build", "--layers", f"--iidfile={iid}", f"--file={place / 'Dockerfile'}"]
             if context.dialect == "buildkit":
@@ -203,7 +205,8 @@ class PodmanEngine:
         done = self._try("rmi", name)
         if done.returncode != 0 and not MISSING.search(done.stderr):
             if _IN_USE.search(done.stderr):
-                raise EngineError(f"{name} is in use: {_last(done.stderr)}", "end its containers first", id="in-use")
+                hint = "remove its containers first, those of stopped builds too: podman ps --all --external"
+                raise EngineError(f"{name} is in use: {_last(done.stderr)}", hint, id="in-use")
             raise self._failed(done.stderr)
 
     def save(self, image: ImageInfo, path: Path) -> None:

@@ -77,6 +77,8 @@ def stream(
 
 
 def _stop(child: subprocess.Popen[str]) -> None:
+    # What it started may have sessions of its own: podman leaves a running step behind, containers and all.
+    known = _descendants(child.pid)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         # The whole session: the program's own children would hold the pipe, and the work, otherwise.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -88,6 +90,39 @@ def _stop(child: subprocess.Popen[str]) -> None:
             continue
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
+    for pid, born in known.items():
+        # The number may be somebody else's by now.
+        if _stat(pid)[1] == born:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> dict[int, str]:
+    """All that a process started, directly or not, with the moment at which each began; empty without a /proc."""
+    children: dict[int, list[int]] = {}
+    born: dict[int, str] = {}
+    with contextlib.suppress(OSError):
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                parent, moment = _stat(int(entry.name))
+                children.setdefault(parent, []).append(int(entry.name))
+                born[int(entry.name)] = moment
+    found: dict[int, str] = {}
+    queue = [pid]
+    while queue:
+        for child in children.get(queue.pop(), []):
+            found[child] = born[child]
+            queue.append(child)
+    return found
+
+
+def _stat(pid: int) -> tuple[int, str]:
+    """Parent and start of a process, (0, "") where it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(words[1]), words[19]
+    except (OSError, IndexError, ValueError):
+        return 0, ""
 
 
 @contextlib.contextmanager
