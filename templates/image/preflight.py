@@ -336,9 +336,9 @@ def judge_gpus(
         if (codes or ptx) and not covered(sm, codes, ptx, facts.get("tier") != "minor"):
             text = f"{name} ({word}) has no code in this image, which has {shown(codes, ptx)}"
             raise Refuse("no-gpu-code", text, f"build for it: envforge build ... --gpu {word}")
-        if planned and not covered(sm, planned, planned, True):
+        if planned and not covered(sm, planned, [], False):
             text = f"{name} ({word}) is none of the GPUs that the image was planned for"
-            if not (codes or ptx):
+            if not (codes or ptx) and all(numbers(sm) < numbers(one) for one in planned):
                 raise Refuse("no-gpu-code", text, f"build for it: envforge build ... --gpu {word}")
             warnings.append({"id": "unplanned-gpu", "text": text + ": torch runs on it, other packages may not"})
     for gpu in gpus:

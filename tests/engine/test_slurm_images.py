@@ -150,7 +150,7 @@ def test_slurms_own_container_runs_a_bundle_on_every_node(slurm: Slurm, tmp_path
     row = submit(slurm, *words, *these.mounts, "--", "python", "-c", code)
     assert row["tool"] == "oci"
     assert slurm.wait(row["job_id"]) == "COMPLETED", own_log(row) + slurm.tail()
-    word, said = 'it\'s $(id)\n"x"', "/opt/envforge/cache/hf"
+    word, said = 'it\'s $(id)\n"x"', "hello"
     assert told(row["output"]) == [[0, 2, "n1", word, said, True], [1, 2, "n2", word, said, True]]
     log = own_log(row)
     assert log.count("preflight n1: ok") == log.count("preflight n2: ok") == 1
