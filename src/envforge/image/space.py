@@ -43,6 +43,7 @@ def check_space(
             "stage",
             f"{about}{told.download / 1e6:,.0f} MB to download, {about}{whole / 1e6:,.0f} MB when it is done, at most "
             f"{peak / 1e6:,.0f} MB of disk on the way",
+            total=told.download,
         )
     )
     free = engine.free_space()

@@ -152,7 +152,7 @@ class Filling:
         from envforge.lock.availability import http_session
 
         total = sum(package.size or 0 for package in lock.packages)
-        self.progress(Event("stage", f"{len(lock.packages)} wheels, {total / 1e6:,.0f} MB"))
+        self.progress(Event("stage", f"{len(lock.packages)} wheels, {total / 1e6:,.0f} MB", total=total))
         with http_session(self.settings) as session:
             for package in lock.packages:
                 target = self.folder / WHEELS / package.file
