@@ -167,7 +167,7 @@ def test_an_oci_archive_and_a_squashfs_hold_the_built_image(
     assert "/opt/envforge/bin/envforge-entrypoint" in (out / "etc" / "rc").read_text()
     answer = subprocess.run(
         ["chroot", str(out), "/opt/envforge/env/bin/python", "-c", "import torch; print(torch.__version__)"],
-        capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )  # fmt: skip
     assert answer.stdout.strip() == "2.13.0+cpu"
 
