@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from envforge.errors import EngineError, EnvforgeError, OutsideError
 from envforge.image.context import write_context, write_secrets
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult, dockerstore
-from envforge.image.engines.dockercli import find_client
+from envforge.image.engines.dockercli import built_digests, find_client
 from envforge.image.engines.dockersdk import info, short, told, where
 from envforge.image.engines.probe import probe_words, read_probe
 from envforge.image.engines.process import stream, terminated_as_exit
@@ -129,17 +129,20 @@ class DockerEngine:
             progress(Event("stage", "putting the build context together"))
             write_context(context, place)
             if context.dialect == "plain":
-                image = self._build_plain(context, place, log, progress)
+                named = [self._build_plain(context, place, log, progress)]
             else:
-                image = self._build_buildkit(context, place, Path(folder), log, progress)
-        made = self.inspect(image)
+                named = self._build_buildkit(context, place, Path(folder), log, progress)
+        made = next((found for found in map(self.inspect, named) if found is not None), None)
         if made is None:
             raise EngineError("the engine reported a finished image that it does not have", "look at the engine's log")
         return made
 
-    def _build_buildkit(self, context: BuildContext, place: Path, scratch: Path, log: Path, progress: Progress) -> str:
+    def _build_buildkit(
+        self, context: BuildContext, place: Path, scratch: Path, log: Path, progress: Progress
+    ) -> list[str]:
+        """The ids that the new image may have: an engine on containerd's store goes by another digest than others."""
         client = find_client()
-        iid = scratch / "iid"
+        iid, metadata = scratch / "iid", scratch / "metadata.json"
         argv = [str(client.path), "build", "--progress=plain", f"--iidfile={iid}"]
         for name, path in write_secrets(context.source, scratch).items():
             argv += ["--secret", f"id={name},src={path}"]
@@ -150,7 +153,7 @@ class DockerEngine:
             if os.environ.get(name):
                 argv += ["--build-arg", name]  # the value is read by the client; predefined names stay out of the image
         if client.buildx:
-            argv += ["--load", "--provenance=false"]
+            argv += ["--load", "--provenance=false", f"--metadata-file={metadata}"]
         argv.append(str(place))
         reader = BuildReader(progress)
         try:
@@ -164,7 +167,7 @@ class DockerEngine:
             raise EngineError(f"the docker client {client.path} could not be started: {error.strerror}") from error
         if done.code != 0 or not iid.is_file():
             raise self._failure(done.tail, log)
-        return iid.read_text(encoding="utf-8").strip()
+        return [iid.read_text(encoding="utf-8").strip(), *built_digests(metadata)]
 
     def _failure(self, tail: list[str], log: Path) -> EnvforgeError:
         error = explain(tail, log)
@@ -263,12 +266,12 @@ class DockerEngine:
         )
         try:
             container.start()
-            lines: list[str] = []
             for line in _lines(container):
-                lines.append(line)
                 progress(Event("line", line))
             code = int(container.wait()["StatusCode"])
-            return RunResult(code, "\n".join(lines), _fetch(container, fetch) if fetch else None, tuple(argv))
+            # Read again when it is over: following a container that ends at once can miss what it said.
+            said = "\n".join(container.logs().decode("utf-8", "replace").splitlines())
+            return RunResult(code, said, _fetch(container, fetch) if fetch else None, tuple(argv))
         finally:
             with contextlib.suppress(Exception):
                 container.remove(force=True, v=True)
