@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -90,3 +91,13 @@ def find_client() -> DockerClient:
         f"install the buildx plugin, or name another client with {OVERRIDE}, or use --dialect plain",
         id="no-buildkit-client",
     )
+
+
+def built_digests(metadata: Path) -> list[str]:
+    """The digests of a finished build in buildx's metadata file, empty without one."""
+    try:
+        data = json.loads(metadata.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    found = (data.get(key) for key in ("containerimage.config.digest", "containerimage.digest"))
+    return [str(digest) for digest in found if digest]
