@@ -176,6 +176,10 @@ def test_a_registry_that_refuses_or_is_gone_keeps_image_and_result(
     result = build(base_image, tmp_path, "gone", registry=registry.host)
     assert not result.reused
     assert "Connection refused" in result.warnings[0]
+    with pytest.raises(RegistryError, match="Connection refused") as late:
+        build(base_image, tmp_path, "gone", registry=registry.host, push=True)
+    assert isinstance(late.value.kept, BuildResult)
+    assert result.reference in late.value.hint
 
 
 def test_what_answers_and_is_no_registry_is_told(registry: OwnRegistry) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,10 +108,10 @@ def build_plan(
         log = options.log or state / f"build-{stamp()}.log"
         there: Remote | None = None
         warnings: tuple[str, ...] = ()
-        if shelf is not None and (found is None or options.push):
+        if shelf is not None and found is None:
             there, said = shelf.look(options.push, progress)
             warnings = (said,) if said is not None else ()
-        if found is None and there is not None and not options.rebuild:
+        if found is None and there is not None and not options.rebuild and _timeless(there.labels, options):
             if options.tag is None:
                 return _elsewhere(engine, there, address, start)
             found = container_engine(engine).pull(there.reference.at(there.digest), progress)
@@ -166,15 +166,13 @@ def build_plan(
 
 def _found(engine: Engine, address: str, options: BuildOptions) -> ImageInfo | None:
     """What was built before; with `reproducible` only what has no times of its own."""
-    epoch = str(options.epoch or 0)
-    return next(
-        (
-            image
-            for image in engine.find(LABEL_ADDRESS, address)
-            if not options.reproducible or engine.name == "venv" or image.labels.get(LABEL_EPOCH) == epoch
-        ),
-        None,
-    )
+    images = engine.find(LABEL_ADDRESS, address)
+    return next((image for image in images if engine.name == "venv" or _timeless(image.labels, options)), None)
+
+
+def _timeless(labels: Mapping[str, str], options: BuildOptions) -> bool:
+    """Will an image do where a reproducible one was asked for?"""
+    return not options.reproducible or labels.get(LABEL_EPOCH) == str(options.epoch or 0)
 
 
 def _elsewhere(engine: Engine, remote: Remote, address: str, start: float) -> BuildResult:
