@@ -11,7 +11,7 @@ import pytest
 from engine_base import rootfs
 from engine_daemon import Daemon
 from environment_folder import CPU, Packages, make_environment, packages, torch_packages
-from slurm_cluster import Slurm
+from slurm_cluster import LEFT, Slurm
 from test_slurm import envforge, own_log, status, submit
 
 pytestmark = pytest.mark.engine
@@ -164,7 +164,7 @@ def test_a_docker_container_is_ended_with_its_job(
     words = ["--container-tool", "docker", "--output", tmp_path / "out", "--pass", "DOCKER_HOST", *stack.mounts]
     code = "import os, time; open(os.environ['ENVFORGE_OUTPUT'] + '/ready', 'w'); time.sleep(300)"
     row = submit(slurm, docker_image, *words, "--", "python", "-c", code, DOCKER_HOST=daemon.host)
-    slurm.wait(row["job_id"], lambda word: word != "PENDING" and (tmp_path / "out" / "ready").exists())
+    slurm.wait(row["job_id"], lambda word: word not in LEFT or (tmp_path / "out" / "ready").exists())
     client = docker.DockerClient(base_url=daemon.host)
     assert [c.name for c in client.containers.list()] == [f"envforge-{row['job_id']}-1-0"]
     assert envforge(slurm, "job", "cancel", row["output"]).returncode == 0

@@ -216,7 +216,9 @@ def _apptainer(spec: JobSpec) -> Launch:
 def _engine(spec: JobSpec, engine: str, own: list[str]) -> Launch:
     if not spec.image:
         raise UsageError(f"{engine} runs an image by its reference, and only a file was given", "give its reference")
-    words = [engine, "run", "--rm", "--init", "--name=@", "--network=host", "--ipc=host", "--ulimit=memlock=-1:-1"]
+    words = [engine, "run", "--rm", "--init", "--name=@", "--network=host", "--ipc=host"]
+    if spec.nodes > 1 and spec.gpus_per_node:
+        words.append("--ulimit=memlock=-1:-1")  # for RDMA; an engine without privileges may not raise it
     words += own
     for mount in mounts_of(spec):
         row = [

@@ -1,0 +1,148 @@
+#!/bin/bash
+# Job train, rendered by envforge for oci; render again instead of editing.
+#SBATCH --job-name=train.e0d158a1
+#SBATCH --comment=envforge:e0d158a19e8148fb
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --mem=64000M
+#SBATCH --gres=gpu:8
+#SBATCH --time=600
+#SBATCH --partition=gpu
+#SBATCH --account=lab
+#SBATCH --constraint=a100&nvlink
+#SBATCH --signal=B:TERM@120
+#SBATCH --output=/shared/jobs/train/%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+set -u
+say() { printf 'envforge: %s\n' "$*" >&2; }
+# Every value below is one quoted word: no shell reads what stands in it.
+output=/shared/jobs/train
+logs=/shared/jobs/train
+command=(
+    torchrun
+    train.py
+    --lr
+    2e-4
+)
+
+# Of the machine that submitted nothing comes along but these: no library path, no Python path, no module's leftovers.
+while IFS= read -r name; do
+    case $name in
+    SLURM* | SPANK* | PATH | HOME | USER | LOGNAME | SHELL | XDG_RUNTIME_DIR | HF_ENDPOINT | HF_TOKEN | HTTPS_PROXY | HTTP_PROXY | LANG | LC_ALL | NO_PROXY | TZ | http_proxy | https_proxy | no_proxy) ;;
+    *) unset -v "$name" 2>/dev/null ;;
+    esac
+done < <(compgen -e)
+[ -n "${HF_TOKEN-}" ] || { say "the secret HF_TOKEN is not in the environment of whoever submitted this job"; exit 2; }
+export HF_HOME=/cache/hf
+export QUOTED='it'"'"'s $(id)'
+export HF_HUB_OFFLINE=1
+export RUN='first try'
+export ENVFORGE_OUTPUT="$output" ENVFORGE_JOB=slurm ENVFORGE_RESTARTS="${SLURM_RESTART_COUNT:-0}"
+export ENVFORGE_IMAGE_DIGEST=sha256:cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd
+mkdir -p -- "$output"
+
+# The first node of the list holds the rendezvous. A name that cannot be looked up gives way to Slurm's own address.
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_ADDR=${nodes[0]}
+if ! getent hosts "$MASTER_ADDR" >/dev/null; then
+    address=$(scontrol show node "$MASTER_ADDR" --oneliner | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+    MASTER_ADDR=${address:-$MASTER_ADDR}
+fi
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
+WORLD_SIZE=2 LOCAL_WORLD_SIZE=1
+export MASTER_ADDR MASTER_PORT WORLD_SIZE LOCAL_WORLD_SIZE
+command=("${command[0]}" "--nnodes=2" "--node-rank=@" "--master-addr=$MASTER_ADDR" "--master-port=$MASTER_PORT" "--nproc-per-node=8" "${command[@]:1}")
+
+flags=(
+    --container=/shared/jobs/train/bundle
+)
+launch=(
+    /opt/envforge/bin/envforge-entrypoint
+)
+# What each task does first: say who it is, then become the command. @ stands for what only the task knows.
+task='
+export RANK="${RANK-${SLURM_PROCID-0}}" LOCAL_RANK="${LOCAL_RANK-${SLURM_LOCALID-0}}"
+export NODE_RANK="${NODE_RANK-${SLURM_NODEID-0}}" ENVFORGE_NODE="${ENVFORGE_NODE-${SLURMD_NODENAME-$(uname -n)}}"
+for word do
+    shift
+    case $word in
+    --node-rank=@) word=--node-rank=$NODE_RANK ;;
+    --json=@) word=--json=$ENVFORGE_OUTPUT/receipt-$ENVFORGE_NODE.json ;;
+    esac
+    set -- "$@" "$word"
+done
+exec "$@"
+'
+
+# run NAME TASKS WORD...: one step, whose tasks become the image's entrypoint with these words.
+run() {
+    local name=$1 tasks=$2 log=()
+    shift 2
+    [ "$name" = preflight ] || log=(--output="$logs/%j-rank%t.log" --error="$logs/%j-rank%t.log" --open-mode=append)
+    # Slurm does not tell a task in an OCI container which one it is: a step for each node does.
+    local steps=() step host rank=0 worst=0 code
+    for host in "${nodes[@]}"; do
+        [ "$name" = preflight ] || log=(--output="$logs/%j-rank$rank.log" --error="$logs/%j-rank$rank.log" --open-mode=append)
+        RANK=$rank LOCAL_RANK=0 NODE_RANK=$rank ENVFORGE_NODE=$host \
+            srun --nodes=1 --ntasks=1 --nodelist="$host" --job-name="$name" --input=none "${log[@]}" "${flags[@]}" \
+            /bin/sh -c "$task" envforge-task "${launch[@]}" "$@" &
+        steps+=($!)
+        rank=$((rank + 1))
+    done
+    trap 'kill -TERM "${steps[@]}" 2>/dev/null' EXIT
+    for step in "${steps[@]}"; do
+        wait -n
+        code=$?
+        if [ "$code" -gt "$worst" ]; then
+            worst=$code
+            # The others would wait for this one for ever.
+            [ "$name" = preflight ] || scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null
+        fi
+    done
+    trap - EXIT
+    return "$worst"
+}
+
+# The preflight: once per node, in milliseconds, before the command. 86 is its word for a node that cannot run the image.
+run preflight 2 preflight --nodes=2 --gpus=8 --own --address=abababababababababababababababababababababababababababababababab --write="$output/preflight-$SLURM_JOB_ID-{node}.json"
+code=$?
+if [ "$code" = 86 ]; then
+    say "a node was refused, see the lines above; the command was not started"
+    exit 86
+elif [ "$code" != 0 ]; then
+    say "the container could not be started (exit code $code), see the lines above"
+    exit "$code"
+fi
+export ENVFORGE_PREFLIGHT=done
+
+# SIGTERM comes some time before the limit: it is passed on, so that a checkpoint can be written.
+told=
+tell() {
+    told=yes
+    trap '' TERM
+    say "$(date -u +%FT%TZ) the time is nearly up: SIGTERM to the tasks"
+    scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null
+}
+trap tell TERM
+run tasks 2 "${command[@]}" &
+step=$!
+wait "$step"
+code=$?
+if [ -n "$told" ]; then
+    # That was the signal, not the end of the tasks.
+    wait "$step"
+    again=$?
+    [ "$again" = 127 ] || code=$again
+fi
+# Only a job that runs goes back to the queue: a cancelled one is at its end already.
+if [ -n "$told" ] && [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T 2>/dev/null)" = RUNNING ]; then
+    if [ "${SLURM_RESTART_COUNT:-0}" -ge 50 ]; then
+        say "back in the queue 50 times already: no more"
+        exit "$code"
+    fi
+    say "the tasks ended with exit code $code after SIGTERM: back to the queue"
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+fi
+exit "$code"
