@@ -162,7 +162,8 @@ def test_hostile_words_come_through_every_tool(shell: Any, tool: str, tmp_path: 
     calls = [row for row in rows if row[0] not in ("srun", "scancel")]
     first = next(i for i, row in enumerate(calls) if "preflight" not in row[1])
     assert [("preflight" in row[1]) for row in calls] == [True] * 2 + [False] * 2  # each node first, then the tasks
-    for rank, (_, words, env) in enumerate(calls[first:]):
+    tasks = sorted(calls[first:], key=lambda row: row[2]["RANK"])  # those of a bundle start side by side
+    for rank, (_, words, env) in enumerate(tasks):
         assert words[-len(HOSTILE) :] == list(HOSTILE)
         assert env["WORD"] == "\n".join(HOSTILE[:5])
         assert (env["EMPTY"], env["HF_TOKEN"], env["ENVFORGE_OUTPUT"]) == ("", "hush", spec.output)
@@ -177,7 +178,7 @@ def test_hostile_words_come_through_every_tool(shell: Any, tool: str, tmp_path: 
         assert not {"LD_LIBRARY_PATH", "PYTHONPATH", "AWS_SECRET", "BASH_FUNC_x%%", "UNSET"} & set(env)
     assert not list(tmp_path.rglob("HIT"))
     assert "hush" not in render(spec, tool, BUNDLE)
-    _check_tool(tool, spec, calls[first][1], next(row[1] for row in rows if row[0] == "srun"), calls[first][2])
+    _check_tool(tool, spec, tasks[0][1], next(row[1] for row in rows if row[0] == "srun"), tasks[0][2])
 
 
 def _check_tool(tool: str, spec: JobSpec, words: list[str], flags: list[str], env: dict[str, str]) -> None:
@@ -271,7 +272,8 @@ def test_all_faults_of_a_job_are_told_at_once() -> None:
     told = caught.value.cause
     for part in (
         "13 reasons", "name 'Bad Name'", "image: ", "command: there is none", "'1X'", "LD_LIBRARY_PATH", "NUL",
-        "mount 'relative'", "nodes: 0", "requeue needs a time limit", "partition 'a b'", "output: ", "workdir", "digest",
+        "mount 'relative'", "nodes: 0", "requeue needs a time limit", "partition 'a b'", "output: ", "workdir",
+        "digest",
     ):  # fmt: skip
         assert part in told, part
 
