@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 
@@ -40,10 +41,16 @@ def _root() -> None:
     return
 
 
+@functools.cache
+def register() -> None:
+    """Add every command, once: a program that calls `main` many times would otherwise get slower with each call."""
+    for name in COMMANDS:
+        importlib.import_module(f"envforge.cli.{name}").register(app)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 an honest no, 2 bad input, 3 something outside, 70 our fault, 86 preflight."""
     from envforge.cli.run import run
 
-    for name in COMMANDS:
-        importlib.import_module(f"envforge.cli.{name}").register(app)
+    register()
     sys.exit(run(app, sys.argv[1:] if argv is None else argv))
