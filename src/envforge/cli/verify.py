@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,20 +40,39 @@ def verify(
     data: Annotated[Path | None, typer.Option(help="Your own .jsonl or .txt: a report of its lengths.")] = None,
     prompt: Annotated[str | None, typer.Option(help="What the model is asked.")] = None,
     expect: Annotated[str | None, typer.Option(help="A word that the answers must hold.")] = None,
-    layers: Annotated[str | None, typer.Option(help="Comma-separated: environment,data,chat,training,effect.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Comma-separated: environment,data,chat,training,distributed,effect.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of the distributed layer (one for each GPU, from two on).")
+    ] = None,
     limit: Annotated[list[str] | None, typer.Option(help="LAYER=SECONDS, may be repeated.")] = None,
     memory_limit: Annotated[int | None, typer.Option(min=1, help="MiB for the processes of a layer.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Run later layers after a failure.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a page for people: FILE.html or FILE.png.")] = None,
+    receipt: Annotated[Path | None, typer.Option(help="Prove nothing: report and explain this receipt.")] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(metavar="A B", help="Prove nothing: compare two receipts.")
+    ] = None,
     logs: Annotated[Path | None, typer.Option(help="Keep the logs of the stages in this folder.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help="Write the receipt to this file; - is stdout.")] = None,
 ) -> None:
-    """Prove an environment in layers: environment, data, chat, training, effect.
+    """Prove an environment in layers: environment, data, chat, training, distributed, effect.
 
-    Exit code 1: it does not pass, and the first layer and check that failed are named; 3: the model cannot be had.
+    Exit code 1: it does not pass, and the first layer and check that failed are named, with what the diagnosis finds in
+    its logs; 3: the model cannot be had.
     """
     import os
+    import tempfile
 
+    check_report(report)
+    if compare is not None:
+        show_comparison(*compare, json_)
+        return
+    if receipt is not None:
+        show(read(receipt), json_, report)
+        return
     interpreter = choose_python(folder, env, python)
     files = {"--plan": plan, "--lock": lock, "--settings": settings, "--data": data, "--logs": logs, "--gguf": gguf}
     arguments = ["--grade", grade, *beside(folder, [option for option, value in files.items() if value is not None])]
@@ -67,7 +86,7 @@ def verify(
         "--expect": expect,
         "--layers": layers,
         "--memory-limit": memory_limit,
-        "--json": json_,
+        "--processes": processes,
     }.items():
         if value is not None:
             arguments += [option, str(value)]
@@ -76,9 +95,74 @@ def verify(
     arguments += ["--trust-remote-code"] * trust_remote_code + ["--keep-going"] * keep_going
     if gguf is None and grade != "static":
         arguments += model_arguments(model, interpreter)
-    code = run_proof(interpreter, arguments, dict(os.environ))
+    with tempfile.TemporaryDirectory(prefix="envforge-receipt-") as place:
+        made = Path(place) / "receipt.json"
+        code = run_proof(interpreter, [*arguments, "--quiet", "--json", str(made)], dict(os.environ))
+        if made.is_file():
+            show(read(made), json_, report)
     if code:
         raise typer.Exit(code)
+
+
+def check_report(report: Path | None) -> None:
+    """Raises:
+    UsageError: the page cannot be written; said before the work is done.
+    """
+    from envforge.errors import UsageError
+    from envforge.verify.page import check_page
+
+    try:
+        if report is not None:
+            check_page(report)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A receipt from disk.
+
+    Raises:
+        UsageError: it is none.
+    """
+    from envforge.errors import UsageError
+    from envforge.verify.compare import read_receipt
+
+    try:
+        return read_receipt(path)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def show(receipt: dict[str, Any], json_: str | None, report: Path | None) -> None:
+    """Explain a receipt that failed, write it and its page where that was asked, and print the report.
+
+    Raises:
+        Exit: 1 when it did not pass.
+    """
+    from envforge.cli.findings import explain
+    from envforge.verify.page import write_page
+    from envforge.verify.receipt import dumps, write_atomic
+    from envforge.verify.report import render
+
+    receipt = explain(receipt)
+    if json_ is not None and json_ != "-":
+        write_atomic(Path(json_), receipt)
+    if report is not None:
+        write_page(report, receipt)
+    typer.echo(dumps(receipt) if json_ == "-" else render(receipt))
+    if not receipt["passed"]:
+        raise typer.Exit(1)
+
+
+def show_comparison(one: Path, two: Path, json_: str | None) -> None:
+    """Print what differs between two receipts."""
+    from envforge.verify.compare import compare, render
+    from envforge.verify.receipt import dumps, write_atomic
+
+    found = compare(read(one), read(two))
+    if json_ is not None and json_ != "-":
+        write_atomic(Path(json_), found)
+    typer.echo(dumps(found) if json_ == "-" else render(found, (str(one), str(two))))
 
 
 def choose_python(folder: Path | None, env: Path | None, python: Path | None) -> Path:

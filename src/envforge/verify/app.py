@@ -14,8 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from envforge.verify.compare import compare, read_receipt
+from envforge.verify.compare import render as render_comparison
+from envforge.verify.explain import findings_here
 from envforge.verify.models import ModelMissingError, find_model, known_answer, marker
-from envforge.verify.receipt import dumps, make_receipt, verdict, write_atomic
+from envforge.verify.page import check_page, write_page
+from envforge.verify.receipt import dumps, make_receipt, write_atomic
 from envforge.verify.record import LAYERS, progress
 from envforge.verify.report import render
 from envforge.verify.settings import LIMITS, PROMPT, Settings, read_plan
@@ -61,6 +65,9 @@ def parser() -> argparse.ArgumentParser:
     add("--memory-limit", type=positive, metavar="MIB", help="memory limit of a layer's processes")
     add("--settings", type=Path, help="JSON with defaults for these options (names with _ for -)")
     add("--json", dest="json_file", metavar="FILE", help="write the receipt here; - is stdout, without the report")
+    add("--report", type=Path, metavar="FILE", help="write a page for people: .html, or .png where Pillow is installed")
+    add("--receipt", type=Path, metavar="FILE", help="prove nothing: report this receipt (with --report, --json)")
+    add("--compare", type=Path, nargs=2, metavar=("A", "B"), help="prove nothing: compare two receipts")
     add("--logs", type=Path, help="keep the logs of the stages in this folder")
     add("--quiet", action="store_true", help="no report on stdout")
     return make
@@ -89,6 +96,15 @@ def main(argv: list[str]) -> int:
             return stop(EXIT_USAGE, f"{first.settings}: {error}")
         make.set_defaults(**defaults)
     options = make.parse_args(argv)
+    try:
+        if options.report:
+            check_page(options.report)
+        if options.compare:
+            return compare_two(options.compare, options.json_file)
+        if options.receipt:
+            return tell(read_receipt(options.receipt), options)
+    except ValueError as error:
+        return stop(EXIT_USAGE, str(error))
     scratch = Path(tempfile.mkdtemp(prefix="envforge-verify-"))
     signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -136,19 +152,42 @@ def run(options: argparse.Namespace, scratch: Path) -> int:
             folder = find_model(name, options.revision, scratch, options.gguf)
         except ModelMissingError as error:
             return stop(EXIT_MODEL, str(error))
-        settings.model, settings.model_id = str(folder), name or Path(options.gguf).name
+        settings.model = str(folder)
+        settings.model_id = Path(options.gguf or name).name if options.gguf or Path(name).is_dir() else name
         settings.model_id = str(marker(folder).get("source") or settings.model_id)
         if options.expect is None:
             settings.expect = known_answer(folder, settings.prompt)
     layers = prove(settings, wanted, options.keep_going)
     receipt = make_receipt(settings, layers, started, time.monotonic() - clock)
+    if not receipt["passed"]:
+        receipt["findings"] = findings_here(receipt)
+    return tell(receipt, options)
+
+
+def tell(receipt: dict[str, Any], options: argparse.Namespace) -> int:
+    """The receipt to where it was asked for, the report to stdout; -> the exit code."""
     if options.json_file == "-":
         print(dumps(receipt), flush=True)
     elif options.json_file:
         write_atomic(Path(options.json_file), receipt)
+    if options.report:
+        write_page(options.report, receipt)
     if not options.quiet and options.json_file != "-":
         print(render(receipt), flush=True)
-    return 0 if verdict(layers).passed else EXIT_FAILED
+    return 0 if receipt["passed"] else EXIT_FAILED
+
+
+def compare_two(paths: list[Path], json_file: str | None) -> int:
+    """Print what differs; 0 whatever it is.
+
+    Raises:
+        ValueError: one is not a receipt.
+    """
+    found = compare(read_receipt(paths[0]), read_receipt(paths[1]))
+    if json_file and json_file != "-":
+        write_atomic(Path(json_file), found)
+    print(dumps(found) if json_file == "-" else render_comparison(found, (str(paths[0]), str(paths[1]))), flush=True)
+    return 0
 
 
 def make_settings(options: argparse.Namespace, scratch: Path) -> Settings:

@@ -16,7 +16,7 @@ from envforge.verify.record import FAIL, Check, Story, progress, read_events
 from envforge.verify.settings import Settings
 
 POLL = 0.25  # seconds between looks at a stage process
-TAIL = 4000
+TAIL, TAIL_FAILED = 2000, 16000  # bytes of a layer's log in the receipt; the cause may stand far above the end
 # What the driver, the C library and the kernel say in a log when memory or the device is the cause.
 TELLING = ("out of memory", "CUDA error", "device-side assert", "Segmentation fault", "Killed", "Bus error")
 
@@ -105,12 +105,15 @@ def run_stages(names: list[str], settings: Settings, announce: bool = False) -> 
         run.seconds = round((end if last else story.ended or end) - began, 2)
         run.peak_mib = watched.peaks.get(place, 0.0)
         until = len(text) if last else stories[place + 1].log_start
-        run.log_tail = text[story.log_start : until][-TAIL:].decode("utf-8", "replace")
+        said = text[story.log_start : until]
+        run.log_tail = said[-TAIL_FAILED:].decode("utf-8", "replace")
         if last:
             run.outcome, run.returncode = watched.outcome, process.returncode
             _judge(run, story.ended is not None, settings.limits.get(run.layer, 1800.0), settings.memory_limit_mib)
         else:
             run.returncode = 0
+        if not run.failed:
+            run.log_tail = said[-TAIL:].decode("utf-8", "replace")
         runs.append(run)
     return runs
 

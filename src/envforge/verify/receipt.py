@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
+import re
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -38,7 +41,7 @@ def verdict(layers: list[Layer]) -> Verdict:
 
 
 def make_receipt(settings: Settings, layers: list[Layer], started: float, seconds: float) -> dict[str, Any]:
-    """Plain data. Paths of the scratch folder and the machine's name are left out."""
+    """Plain data, fit to be shown to others: folders of this machine and its name are words in angle brackets."""
     notes: dict[str, Any] = {}
     for layer in layers:
         notes.update(layer.notes)
@@ -52,7 +55,7 @@ def make_receipt(settings: Settings, layers: list[Layer], started: float, second
         "four_bit": notes.pop("chat_four_bit", {}).get("answer"),
         "merged": notes.pop("chat_merged", {}).get("answer"),
     }
-    return {
+    made = {
         "schema": SCHEMA,
         "kind": "receipt",
         "grade": settings.grade,
@@ -87,7 +90,49 @@ def make_receipt(settings: Settings, layers: list[Layer], started: float, second
         "gradient_norms": notes.pop("gradient_norms", []),
         "notes": notes,
         "layers": [layer.to_json() for layer in layers],
+        "findings": [] if found.passed else None,  # None: not asked yet
     }
+    hidden: dict[str, Any] = neutral(made, places(settings))
+    return hidden
+
+
+def places(settings: Settings) -> list[tuple[str, str]]:
+    """Folders of this machine and what stands for them, the longest first."""
+    named = [
+        (settings.workdir, "<scratch>"),
+        (settings.model, "<model>"),
+        (settings.data, "<data>"),
+        (settings.lock, "<lock>"),
+        (sys.prefix, "<prefix>"),
+        (sys.base_prefix, "<python>"),
+        (str(Path(__file__).resolve().parents[2]), "<envforge>"),
+        (os.getcwd(), "<here>"),  # noqa: PTH109
+        (os.path.expanduser("~"), "~"),  # noqa: PTH111
+    ]
+    found: dict[str, str] = {}
+    for path, word in named:
+        for form in (path, os.path.realpath(path)) if path else ():
+            if len(form) > 3 and (word == "~" or form.count("/") > 1):  # "/usr" says nothing, and stands everywhere
+                found.setdefault(form, word)
+    return sorted(found.items(), key=lambda item: -len(item[0]))
+
+
+# As NCCL prints them: the address that it listens on, and the machine's name before the numbers of process and thread.
+_ADDRESS = re.compile(r"(?<=:)\d{1,3}(?:\.\d{1,3}){3}(?=[<:])")
+_NODE = re.compile(re.escape(platform.node() or "\0") + r"(?=:\d+:\d+ )")
+
+
+def neutral(value: Any, known: list[tuple[str, str]]) -> Any:
+    """The same data with these words in every string."""
+    if isinstance(value, str):
+        for path, word in known:
+            value = value.replace(path, word)
+        return _NODE.sub("<node>", _ADDRESS.sub("<address>", value))
+    if isinstance(value, dict):
+        return {key: neutral(inner, known) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [neutral(inner, known) for inner in value]
+    return value
 
 
 def pending(settings: Settings) -> str | None:

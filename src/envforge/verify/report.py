@@ -34,13 +34,25 @@ def render(receipt: dict[str, Any]) -> str:
         for key, label in (("base", "base"), ("four_bit", "4-bit"), ("merged", "merged")):
             if chat[key] is not None:
                 lines.append(f"{label:<7} {chat[key]}")
-    losses = receipt["losses"]
+    losses = [float(value) for value in receipt["losses"]]  # JSON has no NaN: from disk they are words
     if losses:
         lines.append(f"loss    {losses[0]:.4f} {spark(losses)} {losses[-1]:.4f}")
     if lines[-1]:
         lines.append("")
     lines.append(verdict_line(receipt))
+    lines += finding_lines(receipt.get("findings") or [])
     return "\n".join(lines)
+
+
+def finding_lines(findings: list[dict[str, Any]]) -> list[str]:
+    """What diagnose says of a failure, most likely first."""
+    lines: list[str] = []
+    for row in findings:
+        retry = "a retry may help" if row["retryable"] else "a retry does not help"
+        lines += ["", f"{row['title']}", f"  {row['id']}: {row['confidence']}; owner: {row['owner']}; {retry}"]
+        lines.append(f"  {row['cause']}")
+        lines += [f"  - {fix}" for fix in row.get("fixes", ())]
+    return lines
 
 
 def verdict_line(receipt: dict[str, Any]) -> str:
