@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from envforge import words
@@ -146,7 +146,10 @@ class JobSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; without the plan, of which only the hash is kept."""
-        data = asdict(replace(self, plan=None))
+        # Field by field: asdict copies every value, which counts for a thousand jobs.
+        data = {one.name: getattr(self, one.name) for one in fields(self)}
+        data["env"] = dict(self.env)
+        data["pod"] = asdict(self.pod) if self.pod is not None else None
         data["plan"] = _hash(dict(self.plan)) if self.plan is not None else None
         return {"schema": 1, **json.loads(json.dumps(data))}
 

@@ -49,7 +49,11 @@ class Launch:
 
 def job_name(spec: JobSpec) -> str:
     """The name that Slurm knows: that of the job, and enough of its key to find exactly this one again."""
-    return f"{spec.name}.{spec.key()[:8]}"
+    return _named(spec, spec.key())
+
+
+def _named(spec: JobSpec, key: str) -> str:
+    return f"{spec.name}.{key[:8]}"
 
 
 def render(spec: JobSpec, tool: str, bundle: Mapping[str, Any] | None = None) -> str:
@@ -103,10 +107,11 @@ def render(spec: JobSpec, tool: str, bundle: Mapping[str, Any] | None = None) ->
 
 
 def _directives(spec: JobSpec) -> list[tuple[str, object | None]]:
+    key = spec.key()
     signal = f"B:TERM@{spec.signal_seconds}" if spec.time_minutes and spec.signal_seconds else None
     rows: list[tuple[str, object | None]] = [
-        ("job-name", job_name(spec)),
-        ("comment", f"envforge:{spec.key()}"),
+        ("job-name", _named(spec, key)),
+        ("comment", f"envforge:{key}"),
         ("nodes", spec.nodes),
         ("ntasks-per-node", spec.tasks_per_node),
         ("cpus-per-task", spec.cpus_per_task),
