@@ -17,8 +17,9 @@ from envforge.lock.settings import PipSettings, redact, split_credentials
 if TYPE_CHECKING:
     from requests import Response, Session
 
-TRIES = 4
+TRIES = 4  # in a row without a byte
 _BLOCK = 1 << 20
+_PIECE = 1 << 16  # what a connection that breaks off takes with it at most
 
 
 def sha256_of(path: Path) -> str:
@@ -48,9 +49,11 @@ def download(
         return
     part = target.with_name(f"{target.name}.part")
     problem = ""
-    for attempt in range(TRIES):
+    attempt = 0
+    while attempt < TRIES:
         if attempt:
             time.sleep(min(4.0, 0.25 * 4**attempt))
+        before = _size(part)
         try:
             problem = _more(session, settings, url, part, progress)
         except OSError as error:
@@ -58,12 +61,14 @@ def download(
                 raise DiskFullError(f"no space left for {target.name}", "free some space and run again") from error
             raise OutsideError(f"cannot write {part}: {error.strerror or error}") from error
         if problem:
+            attempt = 0 if _size(part) > before else attempt + 1
             continue
         if sha256_of(part) in sha256:
             part.replace(target)
             return
         # A part of another file, or a mirror's rubbish: once more from the start.
         part.unlink()
+        attempt += 2
         problem = "what comes is not the file that the lock names"
     if "not the file" in problem:
         raise HashMismatchError(
@@ -101,7 +106,7 @@ def _more(session: Session, settings: PipSettings, url: str, part: Path, progres
 
     from envforge.lock.availability import verification
 
-    have = part.stat().st_size if part.is_file() else 0
+    have = _size(part)
     headers = {"Range": f"bytes={have}-"} if have else {}
     headers["Accept-Encoding"] = "identity"
     try:
@@ -123,12 +128,16 @@ def _more(session: Session, settings: PipSettings, url: str, part: Path, progres
         return type(error).__name__
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
 def _write(answer: Response, part: Path, resumed: bool, have: int, progress: Progress) -> str:
     total = int(answer.headers.get("Content-Length") or 0) + (have if resumed else 0)
     done = have if resumed else 0
     name = part.name.removesuffix(".part")
     with part.open("ab" if resumed else "wb") as out:
-        for block in answer.iter_content(_BLOCK):
+        for block in answer.iter_content(_PIECE):
             out.write(block)
             done += len(block)
             progress(Event("line", name, done, total or None))
