@@ -11,12 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from environment_folder import GPU, make_environment, record_node
 from slurm_cluster import Slurm
 
+from envforge import spec
+
 pytestmark = pytest.mark.engine
 
+SCHEMA = json.loads((Path(spec.__file__).parent / "schemas" / "job.json").read_text())
 HOSTILE = ("it's $(touch /tmp/envforge-hit) `id`", 'a "b" \\ c', "line\nbreak", "Zürich 東京", "*", "")
 TELL = "import json, os, sys; print('TOLD ' + json.dumps([sys.argv[1:], os.environ.get('WORD'), sorted(os.environ)]))"
 
@@ -33,7 +37,9 @@ def submit(slurm: Slurm, *words: str | Path, **env: str) -> dict[str, Any]:
     """Submit one job; -> its row of the answer."""
     done = envforge(slurm, "job", "slurm", "--submit", "--json", *words, **env)
     assert done.returncode == 0, done.stderr
-    row: dict[str, Any] = json.loads(done.stdout)["jobs"][0]
+    answer = json.loads(done.stdout)
+    jsonschema.validate(answer, SCHEMA)
+    row: dict[str, Any] = answer["jobs"][0]
     return row
 
 
@@ -41,6 +47,7 @@ def status(slurm: Slurm, row: dict[str, Any]) -> dict[str, Any]:
     """What `job status` says."""
     done = envforge(slurm, "job", "status", row["output"], "--json")
     answer: dict[str, Any] = json.loads(done.stdout)
+    jsonschema.validate(answer, SCHEMA)
     return {**answer, "code": done.returncode}
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jsonschema
 import pytest
 
+from envforge import spec
 from envforge.image.render import TEMPLATES
 
 PROGRAM = TEMPLATES / "image" / "preflight.py"
+SCHEMA = Path(spec.__file__).parent / "schemas" / "preflight.json"
 FACTS = {
     "schema": 1, "variant": "cu126", "tier": "native", "driver_floor": "525.60.13", "sm": ["7.0", "8.0", "9.0"],
     "ptx": [], "planned_sm": ["8.0"], "address": "a" * 64,
@@ -54,7 +57,9 @@ def node(tmp_path: Path) -> Any:
         }
         done = subprocess.run(argv, capture_output=True, text=True, check=False, env=surroundings)
         assert done.stderr == ""
-        return json.loads(done.stdout), done.returncode
+        answer = json.loads(done.stdout)
+        jsonschema.validate(answer, json.loads(SCHEMA.read_text()))
+        return answer, done.returncode
 
     return look
 

@@ -162,7 +162,9 @@ def mounts(values: list[str] | None) -> tuple[Mount, ...]:
         rest = word.removesuffix(":rw").removesuffix(":ro")
         source, colon, target = rest.rpartition(":")
         if not colon or not source:
-            raise UsageError(f"--mount {word[:80]!r} is not of the form SOURCE:TARGET[:rw]")
+            raise UsageError(
+                f"--mount {word[:80]!r} is not of the form SOURCE:TARGET[:rw]", "for example --mount /data:/data"
+            )
         found.append(Mount(str(Path(source).absolute()), target, not word.endswith(":rw")))
     return tuple(found)
 
@@ -214,6 +216,8 @@ def is_reference(word: str) -> bool:
         reference(word)
     except DataError:
         return False
+    if "@sha256:" in word:
+        return True  # PEP 508 would read an address behind the @
     try:
         Requirement(word)
     except InvalidRequirement:
@@ -243,7 +247,7 @@ def from_folder(folder: Path) -> Source:
         raise UsageError(
             f"{folder} holds no build.json and no environment", f"build it first: envforge build {folder}"
         ) from None
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise DataError(
             f"{folder / 'build.json'} is damaged ({error})", f"build again: envforge build {folder}"
         ) from error

@@ -23,11 +23,16 @@ _STATES = {
     "STOPPED": "running", "STAGE_OUT": "running", "COMPLETED": "done", "CANCELLED": "cancelled", "TIMEOUT": "timeout",
     "DEADLINE": "timeout",
 }  # fmt: skip
+_DOWN = "the controller does not answer: try again later; the same command looks first whether the job is there"
 # Slurm's words -> what to do.
 _HINTS = (
     (
+        r"configuration source|configless|Unable to process configuration file",
+        "this machine is not set up for Slurm: run this on a login node, or write the script here and sbatch it there",
+    ),
+    (
         r"contact slurm controller|Connection refused|Socket timed out|Transport endpoint|Unable to establish",
-        "the controller does not answer: try again later; the same command looks first whether the job is there",
+        _DOWN,
     ),
     (
         r"[Mm]unge|authentication|credential",
@@ -60,7 +65,7 @@ def _slurm(argv: Sequence[str], env: dict[str, str] | None = None) -> subprocess
             id="no-slurm",
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise OutsideError(f"{argv[0]} gave no answer within {SECONDS} s", _HINTS[0][1], id="slurm-down") from error
+        raise OutsideError(f"{argv[0]} gave no answer within {SECONDS} s", _DOWN, id="slurm-down") from error
 
 
 def failure(what: str, words: str) -> OutsideError:
@@ -68,7 +73,7 @@ def failure(what: str, words: str) -> OutsideError:
     lines = [re.sub(r"^\w+: (error|fatal): ", "", line) for line in words.splitlines() if line.strip()]
     said = "; ".join(dict.fromkeys(lines))[:600] or "no reason given"
     hint = next((hint for pattern, hint in _HINTS if re.search(pattern, words)), "the words above are Slurm's own")
-    down = hint == _HINTS[0][1]
+    down = hint == _DOWN
     return OutsideError(f"{what}: {said}", hint, id="slurm-down" if down else "slurm-refused")
 
 
