@@ -201,7 +201,10 @@ def test_a_hub_id_gets_the_network(tmp_path: Path) -> None:
     build_plan(CPU, CPU_LOCK, spec, options(tmp_path), engine=engine)
     assert engine.argv[engine.argv.index("--model") + 1] == "owner/name"
     assert engine.kept["network"] == "host"
-    assert "HF_HUB_OFFLINE" not in engine.kept["env"]  # type: ignore[operator]
+    assert not {"HF_HUB_OFFLINE", "HF_ENDPOINT"} & set(engine.kept["env"])  # type: ignore[call-overload]
+    mirrored = options(tmp_path, source=replace(SOURCE, hub="https://hub.example"), rebuild=True)
+    build_plan(CPU, CPU_LOCK, spec, mirrored, engine=engine)
+    assert engine.kept["env"]["HF_ENDPOINT"] == "https://hub.example"  # type: ignore[index]
 
 
 def test_a_folder_that_is_no_model_is_told_before_anything_is_built(tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ def prove(
         elif model is not None:
             argv += ["--model", model]
             network = "host" if engine.name != "venv" else network
+            if options.source.hub:
+                env["HF_ENDPOINT"] = options.source.hub
         if network == "none" and (model is None or _is_folder(model)):
             env["HF_HUB_OFFLINE"] = "1"
         target = image.id if engine.name != "venv" else result.reference
