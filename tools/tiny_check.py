@@ -8,8 +8,9 @@ trainer  the same through transformers' Trainer, two steps; without peft the who
 sft      the same through trl's SFTTrainer, on texts and a tokenizer made here.
 
 Nothing is downloaded. With `datasets` among the imports its Dataset is what the Trainer gets. An IMPORT may be a name
-inside a module ("trl:SFTTrainer"). Prints one JSON line {"ok", "error", "versions"} last; only the stack that is there
-is used, so the file runs on everything since early 2023.
+inside a module ("trl:SFTTrainer"), called with a text where one is given ("mmengine.utils:is_installed=numpy").
+Prints one JSON line {"ok", "error", "versions"} last; only the stack that is there is used, so the file runs on
+everything since early 2023.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ def main(argv: list[str]) -> int:
         for name in imports:
             module, _, member = name.partition(":")
             loaded = importlib.import_module(module)
+            member, called, text = member.partition("=")
             if member:
-                getattr(loaded, member)
+                found = getattr(loaded, member)
+                if called:
+                    found(text)
         {"import": lambda: None, "lora": lora, "trainer": trainer, "sft": sft}[step]()
     except BaseException as caught:
         if isinstance(caught, KeyboardInterrupt):
