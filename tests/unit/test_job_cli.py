@@ -29,6 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """Runs the command line here; -> exit code, stdout, stderr. No engine and no Slurm but the stand-ins answer."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     for name in ("sh", "env"):
@@ -117,8 +118,10 @@ def test_with_a_folder_the_script_and_a_record_are_kept(run: Any, tmp_path: Path
         (["a/b:c", "--image-file", "x.tar", "--", "x"], 2, "x.tar is no .sqsh, .sif"),
         (["a/b:c", "--env", "NOVALUE", "--container-tool", "docker", "--", "x"], 2, "has no ="),
         (["a/b:c", "--mount", "nocolon", "--container-tool", "docker", "--", "x"], 2, "not of the form"),
-        (["a/b:c", "--image-file", "x", "--container-tool", "oci", "--", "x"], 2, "x/config.json: No such file"),
+        (["a/b:c", "--image-file", "x", "--container-tool", "oci", "--", "x"], 2, "more than a script"),
+        (["--image-file", "x", "--container-tool", "oci", "-o", "o", "--", "x"], 2, "x/config.json: No such file"),
         (["a/b:c", "--container-tool", "docker", "--submit", "--secret", "NOT_SET_HERE", "--", "x"], 2, "not set here"),
+        (["a/b:c", "--container-tool", "docker", "--verify"], 2, "the proof needs a model"),
         (["a/b:c", "--container-tool", "docker", "--submit", "--", "x"], 3, "squeue is not on this machine"),
     ],
 )
@@ -134,8 +137,9 @@ def test_auto_goes_by_the_image_file_then_by_what_is_there(run: Any, tmp_path: P
     (tmp_path / "env" / "bin" / "envforge-entrypoint").touch()
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "config.json").write_text("{}")
+    (tmp_path / "bundle" / "rootfs").mkdir()
     for name, tool in (("x.sqsh", "pyxis"), ("x.sif", "apptainer"), ("bundle", "oci"), ("env", "none")):
-        out = run("job", "slurm", "a/b:c", "--image-file", name, "--json", "--", "true")[1]
+        out = run("job", "slurm", "a/b:c", "--image-file", name, "--output", name + ".out", "--json", "--", "true")[1]
         assert json.loads(out)["jobs"][0]["tool"] == tool
     program(tmp_path, "podman", "")
     assert json.loads(run("job", "slurm", "a/b:c", "--json", "--", "true")[1])["jobs"][0]["tool"] == "podman"
@@ -279,3 +283,17 @@ def test_another_job_of_the_same_name_is_not_replaced_while_it_runs(
     program(tmp_path, "scontrol", f"echo '{SHOWN.format(state='COMPLETED', reason='None', code='0:0')}'")
     assert json.loads(run(*words, "second")[1])["jobs"][0]["new"] is True
     assert len((tmp_path / "sbatch-told").read_text().splitlines()) == 2
+
+
+def test_the_proof_gets_the_small_model_where_none_is_named(run: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "envforge" / "models" / "SmolLM2-135M-Instruct"
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    (folder / "envforge-model.json").touch()
+    words = ["job", "slurm", "a/b:c", "--verify", "--container-tool", "docker"]
+    out = run(*words)[1]
+    assert f"--mount=type=bind,source={folder},target=/envforge-model,readonly" in out
+    assert "    --model\n    /envforge-model\n" in out
+    out = run(*words, "--", "--model", "/mine")[1]
+    assert "envforge-model" not in out
+    assert "    verify\n    --json=@\n    --model\n    /mine\n" in out

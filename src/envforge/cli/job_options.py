@@ -169,6 +169,28 @@ def mounts(values: list[str] | None) -> tuple[Mount, ...]:
     return tuple(found)
 
 
+def with_model(command: tuple[str, ...], given: tuple[Mount, ...]) -> tuple[tuple[str, ...], tuple[Mount, ...]]:
+    """The proof's options and the job's mounts, with the small model where the user named none.
+
+    Raises:
+        UsageError: no model is named, and the small one was not made yet.
+    """
+    from envforge.errors import UsageError
+    from envforge.jobs.model import Mount
+    from envforge.models import default_folder, is_complete
+
+    named = any(word.split("=")[0] in ("--model", "--gguf") for word in command)
+    if named or ("static" in command and "--grade" in command) or "--grade=static" in command:
+        return command, given
+    folder = default_folder().absolute()
+    if not is_complete(folder):
+        raise UsageError(
+            "the proof needs a model, and none is named",
+            "-- --model DIR (with --mount DIR:DIR where it is no folder of the image), or envforge model small",
+        )
+    return (*command, "--model", "/envforge-model"), (*given, Mount(str(folder), "/envforge-model"))
+
+
 def find_sources(
     words: list[str], files: list[Path], spec: str | None, targets: Targets, image_file: Path | None, digest: str | None
 ) -> list[Source]:

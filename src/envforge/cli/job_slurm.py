@@ -89,6 +89,7 @@ def slurm(
     import json
 
     from envforge.cli.job_tools import choose_tool
+    from envforge.errors import UsageError
     from envforge.jobs.bundle import read_config
     from envforge.jobs.model import PASSED, JobSpec, check
     from envforge.jobs.slurm import render
@@ -98,6 +99,9 @@ def slurm(
     mapped = _mapped(sources, targets)
     jobs: list[Job] = []
     groups = mapped.groups if mapped else (None,)
+    command, mounted = o.command_words(ctx), o.mounts(mount)
+    if verify:
+        command, mounted = o.with_model(command, mounted)
     for group in groups:
         source = sources[group.image] if group else sources[0]
         own = name or o.as_name(f"verify-{source.name}" if verify else source.name)
@@ -112,7 +116,7 @@ def slurm(
         made = check(
             JobSpec(
                 name=own,
-                command=o.command_words(ctx),
+                command=command,
                 nodes=nodes,
                 tasks_per_node=tasks,
                 gpus_per_node=int(source.gpu) if gpus is None else gpus,
@@ -120,7 +124,7 @@ def slurm(
                 memory_mib=memory,
                 time_minutes=time,
                 env=o.pairs(env),
-                mounts=o.mounts(mount),
+                mounts=mounted,
                 secrets=tuple(secret or ()),
                 partition=partition,
                 account=account,
@@ -138,6 +142,8 @@ def slurm(
             )
         )
         chosen = choose_tool(tool, made)
+        if chosen == "oci" and not submit and output is None:
+            raise UsageError("a job with an OCI bundle is more than a script", "name a folder for it: --output DIR")
         bundle = read_config(Path(made.image_file or "")) if chosen == "oci" else None
         jobs.append(Job(made, chosen, render(made, chosen, bundle), group.hosts if group else ()))
     uncovered = mapped.uncovered if mapped else ()

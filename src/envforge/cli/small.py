@@ -57,7 +57,9 @@ def _convert_inside(engine: Engine, image: ImageInfo, folder: Path, given: Path 
         # Through env: the entrypoint takes a PYTHONPATH that comes from outside away.
         words = ["env", "PYTHONPATH=/parts", "python", "-m", "envforge.verify.convert", inside, "/made/model", marker]
         mounts = (Mount(parts, "/parts"), Mount(made, "/made", writable=True))
-        done = engine.run(image.id, words, mounts=mounts, user=f"{os.getuid()}:{os.getgid()}")
+        # Needs no GPU, and is not given one: the preflight would refuse an image for GPUs.
+        env = {"ENVFORGE_PREFLIGHT": "off"}
+        done = engine.run(image.id, words, mounts=mounts, env=env, user=f"{os.getuid()}:{os.getgid()}")
         if done.code != 0 or not (made / "model" / "config.json").is_file():
             last = next((line for line in reversed(done.output.splitlines()) if line.strip()), "no reason given")
             raise ModelError(
