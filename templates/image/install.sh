@@ -68,7 +68,8 @@ part | compile)
     fi
     if [ "$action" = compile ]; then
         # Without isolation: these packages import torch in their build code and must see the one they will run on.
-        "$uv" --config-file "$config" pip install --python "$env/bin/python" setuptools wheel ninja packaging
+        "$uv" --config-file "$config" pip install --python "$env/bin/python" --no-deps --require-hashes \
+            --only-binary :all: --index-strategy unsafe-best-match --requirements "$root/scripts/tools.txt"
         PATH=$env/bin:$PATH
         export PATH
         "$uv" --config-file "$config" pip install --python "$env/bin/python" --target "$target" --no-deps \

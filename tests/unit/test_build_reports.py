@@ -13,6 +13,7 @@ from envforge.image import render
 from envforge.image.base import choose_base, devel_base, pinned, stage_for
 from envforge.image.context import make_context
 from envforge.image.engines import dockercli, podman, venv
+from envforge.image.split import parse_lock
 from envforge.image.values import BaseInfo, InstallSource
 from envforge.lock import PipSettings
 from envforge.matrix.load import load_matrix
@@ -118,7 +119,12 @@ def test_ef64_a_compile_stage_fits_the_memory(memory: float, jobs: tuple[int, ..
     assert f"FROM {pinned(base)} AS compile" in text
     script = (render.TEMPLATES / "image" / "install.sh").read_text()
     assert "--no-build-isolation" in script
-    assert "ninja" in script
+    tools = (render.TEMPLATES / "image" / "tools.txt").read_text()
+    assert {row.name for row in parse_lock(tools)} >= {"ninja", "setuptools", "wheel", "packaging"}
+    # Whatever is installed, wherever: with its hash.
+    installs = [line for line in script.replace("\\\n", " ").splitlines() if " pip install " in line]
+    assert len(installs) == 3
+    assert all("--require-hashes" in words for words in installs)
     # With a wheel for it nothing is compiled.
     ready = replace(plan, source_only=())
     assert " AS compile" not in dockerfile(ready, Lock("torch==2.6.0+cu126", "flash-attn==2.7.4.post1"))

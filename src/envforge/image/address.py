@@ -26,7 +26,7 @@ def sha256(data: bytes) -> str:
 
 def template_files() -> tuple[Path, ...]:
     """The templates that end up in an image, sorted."""
-    scripts = sorted(p for p in (TEMPLATES / "image").iterdir() if p.suffix in (".sh", ".py"))
+    scripts = sorted(p for p in (TEMPLATES / "image").iterdir() if p.suffix in (".sh", ".py", ".txt"))
     return (TEMPLATES / "Dockerfile.j2", *scripts)
 
 

@@ -93,7 +93,7 @@ def make_context(
             apt=source.apt is not None,
         )
         files["Dockerfile"] = _text(dockerfile)
-    for script in ("install.sh", "slim.py", "system.sh", "folders.sh"):
+    for script in ("install.sh", "slim.py", "system.sh", "folders.sh", "tools.txt"):
         files[f"build/scripts/{script}"] = ContextFile((render.TEMPLATES / "image" / script).read_bytes(), True)
     files["build/uv/uv"] = ContextFile(uv_binary(), True)
     wheels = find_wheels(parse_lock(lock.requirements), source.wheelhouses)
