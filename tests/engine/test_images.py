@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import os
@@ -10,17 +9,15 @@ import stat
 import subprocess
 import tarfile
 import threading
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from engine_daemon import CannotStart
 from engine_registry import own_registry
 from standins import WHEELS, lock_of, make_plan, make_spec, offline, options
 
-from envforge.cli.app import COMMANDS, app
+from envforge.cli.app import application
 from envforge.cli.outcome import write_build
 from envforge.cli.run import run
 from envforge.errors import NoError, OutsideError
@@ -39,13 +36,6 @@ GPU = make_plan(
     variant="cu126", tier="minor", cuda="12.6", pins={"torch": "2.7.1"},
     target=Target(arch="x86_64", glibc="2.31", driver="550.54.15", driver_floor="525.60.13", sm=("8.0",)),
 )  # fmt: skip
-
-
-@cache
-def application() -> typer.Typer:
-    for name in COMMANDS:
-        importlib.import_module(f"envforge.cli.{name}").register(app)
-    return app
 
 
 def images(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> dict[str, Any]:

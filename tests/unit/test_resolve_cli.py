@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from lock_index import StandIn, quiet
 from test_lock_local import project as source_folder
 from test_lock_local import repository
 
-from envforge.cli.app import COMMANDS, app
+from envforge.cli.app import application
 from envforge.cli.run import run
 
 A100 = ("--driver", "550.54.15", "--gpu", "NVIDIA A100-SXM4-80GB")
@@ -35,13 +32,6 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-
-
-@cache
-def application() -> typer.Typer:
-    for name in COMMANDS:
-        importlib.import_module(f"envforge.cli.{name}").register(app)
-    return app
 
 
 def envforge(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:

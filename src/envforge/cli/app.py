@@ -1,56 +1,63 @@
-"""The application: registers every command module, and turns failures into messages and exit codes."""
+"""The application: registers command modules, and turns failures into messages and exit codes."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import sys
+from collections.abc import Sequence
 
 import typer
 
-app = typer.Typer(
-    name="envforge",
-    help="From host facts and a request to a fine-tuning environment that is proven to chat and to train.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-# A module in this list has `register(app)`; one that does not exist yet is a fault, not an option.
-COMMANDS = (
-    "detect",
-    "resolve",
-    "matrix",
-    "check",
-    "render",
-    "build",
-    "images",
-    "bundle",
-    "project",
-    "diagnose",
-    "model",
-    "config",
-    "verify",
-    "job",
-)
-
-
-@app.callback()
-def _root() -> None:
-    # Without a callback an application with a single command would swallow that command's name.
-    return
+# Module -> the commands that its `register(app)` adds. Building typer's parameters for all of them costs as much as a
+# whole resolve, so a call that names its command first gets that module alone.
+COMMANDS = {
+    "detect": ("detect",),
+    "resolve": ("resolve",),
+    "matrix": ("matrix",),
+    "check": ("check",),
+    "render": ("render",),
+    "build": ("build",),
+    "images": ("images",),
+    "bundle": ("bundle",),
+    "project": ("init", "diff"),
+    "diagnose": ("diagnose",),
+    "model": ("model",),
+    "config": ("config",),
+    "verify": ("verify",),
+    "job": ("job",),
+}
 
 
 @functools.cache
-def register() -> None:
-    """Add every command, once: a program that calls `main` many times would otherwise get slower with each call."""
-    for name in COMMANDS:
+def application(*modules: str) -> typer.Typer:
+    """The application with these modules' commands, or with all; made once, since a program may call it many times."""
+    app = typer.Typer(
+        name="envforge",
+        help="From host facts and a request to a fine-tuning environment that is proven to chat and to train.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback()
+    def _root() -> None:
+        # Without a callback an application with a single command would swallow that command's name.
+        return
+
+    for name in modules or COMMANDS:
         importlib.import_module(f"envforge.cli.{name}").register(app)
+    return app
+
+
+def needed(argv: Sequence[str]) -> tuple[str, ...]:
+    """The module whose command stands first on the line; none where something else stands there."""
+    return tuple(module for module, names in COMMANDS.items() if argv and argv[0] in names)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 an honest no, 2 bad input, 3 something outside, 70 our fault, 86 preflight."""
     from envforge.cli.run import run
 
-    register()
-    sys.exit(run(app, sys.argv[1:] if argv is None else argv))
+    words = sys.argv[1:] if argv is None else argv
+    sys.exit(run(application(*needed(words)), words))
