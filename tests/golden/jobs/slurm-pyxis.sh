@@ -37,6 +37,8 @@ done < <(compgen -e)
 [ -n "${HF_TOKEN-}" ] || { say "the secret HF_TOKEN is not in the environment of whoever submitted this job"; exit 2; }
 export HF_HUB_OFFLINE=1
 export RUN='first try'
+# The steps get all of this, whatever a site's default for --export made of the batch script.
+export SLURM_EXPORT_ENV=ALL
 export ENVFORGE_OUTPUT="$output" ENVFORGE_JOB=slurm ENVFORGE_RESTARTS="${SLURM_RESTART_COUNT:-0}"
 export ENVFORGE_IMAGE_DIGEST=sha256:cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd
 mkdir -p -- "$output"
