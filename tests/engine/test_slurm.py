@@ -28,7 +28,7 @@ TELL = "import json, os, sys; print('TOLD ' + json.dumps([sys.argv[1:], os.envir
 def envforge(slurm: Slurm, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own, with libraries and secrets in its surroundings that must not leak."""
     argv = [sys.executable, "-c", "from envforge.cli import main; main()", *map(str, words)]
-    hostile = {"LD_LIBRARY_PATH": "/nowhere", "PYTHONPATH_OF_MINE": "x", "AWS_SECRET": "hush"}
+    hostile = {"LD_LIBRARY_PATH": "/nowhere", "PYTHONPATH_OF_MINE": "x", "AWS_SECRET": "hush", "SBATCH_EXPORT": "NONE"}
     surroundings = {**os.environ, **slurm.env, **hostile, **env}
     return subprocess.run(argv, capture_output=True, text=True, check=False, env=surroundings, timeout=120)
 

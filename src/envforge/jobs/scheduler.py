@@ -151,7 +151,7 @@ def submit(spec: JobSpec, script: str, tool: str) -> tuple[Record, bool]:
             return record, False
         write_atomic(folder / SCRIPT, script, 0o755)
         write_record(replace(record, state="submitting"))
-        argv = ["sbatch", "--parsable", f"--chdir={folder}", str(folder / SCRIPT)]
+        argv = ["sbatch", "--parsable", "--export=ALL", f"--chdir={folder}", str(folder / SCRIPT)]
         done = _slurm(argv, submit_environment(spec))
         number = re.match(r"(\d+)(;|$)", done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "")
         if done.returncode or number is None:
