@@ -19,7 +19,7 @@ from standins import WHEELS, lock_of, make_plan, make_spec, offline, options, ow
 from test_docker import HOSTILE
 from test_faults import children_of, start_build, wait_gone
 
-from envforge.errors import OutsideError
+from envforge.errors import EngineError, OutsideError
 from envforge.image.build import build_plan
 from envforge.image.engines import ContainerEngine, Mount, make_engine
 from envforge.image.registry import Registry, RegistryError, parse_reference
@@ -159,6 +159,15 @@ def test_buildah_builds_the_plain_dialect_and_pushes_it(buildah: ContainerEngine
             buildah.pull(f"{registry.host}/other:1")
     except CannotStart as reason:
         pytest.skip(str(reason))
+
+
+def test_a_runtime_that_fails_is_not_taken_for_a_bad_base(podman: ContainerEngine, tmp_path: Path) -> None:
+    words = ["/nowhere/to-be-found"]
+    image = podman.inspect(BASE)
+    assert image is not None
+    with pytest.raises(EngineError, match="cannot run a container here"):
+        podman.ask(image, words)
+    assert podman.ask(image, ["/bin/sh", "-c", "echo Error: mine; exit 3"]).code == 3
 
 
 def test_a_base_that_nobody_has_is_an_outside_failure(podman: ContainerEngine, tmp_path: Path) -> None:

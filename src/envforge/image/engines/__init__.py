@@ -187,7 +187,8 @@ def make_engine(name: str, output: Path | None = None) -> Engine:
 
 
 def choose_engine(name: str = "auto", output: Path | None = None) -> Engine:
-    """The engine to build with. `auto` takes the first container engine that answers, else venv.
+    """The engine to build with. `auto` takes the first container engine that answers, else venv; where a folder for the
+    environment is named, that is what is wanted.
 
     Raises:
         UsageError: no such engine.
@@ -196,6 +197,8 @@ def choose_engine(name: str = "auto", output: Path | None = None) -> Engine:
     from envforge.errors import EngineError
 
     if name == "auto":
+        if output is not None:
+            return make_engine("venv", output)
         containers = (make_engine(known) for known in ENGINES if known != "venv")
         return next((found for found in containers if found.available().ok), None) or make_engine("venv", output)
     engine = make_engine(name, output)

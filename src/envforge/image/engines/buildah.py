@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from envforge.image.engines import ImageInfo, Mount, RunResult
-from envforge.image.engines.podman import MISSING, PodmanEngine, Seen, environment, image_id, local_name, volume
+from envforge.image.engines.podman import (
+    MISSING,
+    PodmanEngine,
+    Seen,
+    cannot_run,
+    environment,
+    image_id,
+    local_name,
+    volume,
+)
 from envforge.image.engines.process import stream, terminated_as_exit
 from envforge.image.values import Event, Progress, silent
 
@@ -91,6 +100,9 @@ class BuildahEngine(PodmanEngine):
             try:
                 command = [self.name, "run", f"--network={network}", *words, container, "--", *argv]
                 done = stream(command, env=environment(), on_line=on_line)
+                failed = next((line for line in lines if line.startswith("error running container:")), None)
+                if done.code != 0 and failed is not None:
+                    raise cannot_run(self.name, failed)
                 found = None
                 if fetch:
                     found = self._try_bytes("run", f"--network={network}", container, "--", "cat", fetch) or None

@@ -28,6 +28,7 @@ from envforge.image.values import LABEL_ADDRESS, BaseInfo, BuildContext, Event, 
 _LOCAL = "localhost/"  # what these tools put before a name without a registry
 MISSING = re.compile(r"image not known|no such image|unable to find|could not find image", re.I)
 _IN_USE = re.compile(r"in use|image used by", re.I)
+_NOT_RUN = (125, 126, 127)  # podman's own codes; a command inside may end with them too
 _CDI = ("/etc/cdi", "/var/run/cdi")
 
 
@@ -174,6 +175,8 @@ class PodmanEngine:
             container = self._call("create", *words, *argv).strip().splitlines()[-1]
             try:
                 done = stream([self.name, "start", "--attach", container], env=environment(), on_line=on_line)
+                if done.code in _NOT_RUN and lines and lines[-1].startswith("Error:"):
+                    raise cannot_run(self.name, lines[-1])
                 found = _first(self._try_bytes("cp", f"{container}:{fetch}", "-")) if fetch else None
                 return RunResult(done.code, "\n".join(lines), found, tuple(argv))
             finally:
@@ -271,6 +274,12 @@ class Seen:
         self.info = info
         self.digests = digests
         self.entrypoint = entrypoint
+
+
+def cannot_run(name: str, said: str) -> EngineError:
+    """The error where the runtime below fails, which is no fault of the image."""
+    hint = "look at its runtime and limits (containers.conf), or build with --engine docker or --engine venv"
+    return EngineError(f"{name} cannot run a container here: {_last(said)}", hint, id="engine-refused")
 
 
 def environment() -> dict[str, str]:
