@@ -287,7 +287,9 @@ def test_what_is_inside_is_listed_beside_the_log_and_in_the_image(tmp_path: Path
     assert rows["libc6"]["purl"] == "pkg:deb/debian/libc6@2.36-9"
     assert rows[BASE.ref]["version"] == BASE.digest
     assert {row["name"] for row in inner["components"]} == set(rows) - {"libc6"}
-    place, _, digest = engine.labels["envforge.sbom"].partition("@sha256:")
+    label = engine.labels["envforge.sbom"]
+    assert f'LABEL "envforge.sbom"="{label}"' in engine.dockerfile
+    place, _, digest = label.partition("@sha256:")
     assert place == "/opt/envforge/sbom.cdx.json"
     assert digest == hashlib.sha256(engine.files["image/sbom.cdx.json"]).hexdigest()
     # Again from nothing: the same bytes.

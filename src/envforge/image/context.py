@@ -77,7 +77,11 @@ def make_context(
     address = content_address(plan, lock, spec, base, kind, system)
     parts = split_lock(lock.requirements, plan.source_only)
     labels = render.labels(plan, lock, spec, base, address, epoch)
-    files: dict[str, ContextFile] = {}
+    bill = make_sbom(spec.name, lock, base, address, debs=system or {}, epoch=epoch)
+    labels[LABEL_SBOM] = f"{SBOM_PLACE}@sha256:{sha256(bill.encode())}"
+    if reproducible:
+        labels[LABEL_EPOCH] = str(epoch or 0)
+    files: dict[str, ContextFile] = {f"image/{SBOM_FILE}": _text(bill)}
     dockerfile = ""
     if kind == "image":
         dockerfile = render.render_dockerfile(
@@ -115,11 +119,6 @@ def make_context(
         for path in sorted(source.debs.iterdir()):
             files[f"build/debs/{path.name}"] = ContextFile(path)
     files.update({f"image/{path}": file for path, file in image_files(plan, lock, spec, address).items()})
-    bill = make_sbom(spec.name, lock, base, address, debs=system or {}, epoch=epoch)
-    files[f"image/{SBOM_FILE}"] = _text(bill)
-    if reproducible:
-        labels[LABEL_EPOCH] = str(epoch or 0)
-    labels[LABEL_SBOM] = f"{SBOM_PLACE}@sha256:{sha256(bill.encode())}"
     files.update({f"site/{path}": file for path, file in site_files().items()})
     for i, target in enumerate(sorted(spec.files)):
         files[f"files/{i:04d}"] = ContextFile(own_files[target], os.access(own_files[target], os.X_OK))
