@@ -11,7 +11,8 @@ import pytest
 from envforge.cli import outcome
 from envforge.cli.build import build
 from envforge.cli.planned import Around, Found
-from envforge.errors import UsageError
+from envforge.errors import EngineError, UsageError
+from envforge.image.engines import choose_engine, container_engine
 from envforge.image.registry import RegistryError
 from envforge.image.state import users
 from envforge.image.values import BuildResult, InstallSource
@@ -103,3 +104,21 @@ def test_what_is_not_proven_is_not_pushed(project: Path) -> None:
 def test_the_run_command_is_the_engines_own() -> None:
     assert outcome.run_line(result(), True).startswith("docker run --rm --gpus all --shm-size")
     assert "--device nvidia.com/gpu=all" in outcome.run_line(result(engine="podman"), True)
+
+
+def test_auto_takes_the_engine_that_answers_and_a_named_folder_means_venv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stood in for: podman, by a script that knows `info` only."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert choose_engine("auto").name == "venv"
+    podman = tmp_path / "podman"
+    podman.write_text("""#!/bin/sh\n[ "$1" = info ] && echo '{"version": {"Version": "5.0"}}'\n""")
+    podman.chmod(0o755)
+    assert choose_engine("auto").name == "podman"
+    assert choose_engine("auto", tmp_path / "place").name == "venv"
+    with pytest.raises(EngineError, match="buildah is not installed"):
+        choose_engine("buildah")
+    with pytest.raises(UsageError, match="folder"):
+        container_engine(choose_engine("venv", tmp_path))
