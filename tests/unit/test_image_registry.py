@@ -183,12 +183,14 @@ def test_without_credentials_the_refusal_is_the_registrys_own(config: Path) -> N
     assert "docker login" in error.value.hint
 
 
-def test_a_password_goes_nowhere_in_the_clear(config: Path) -> None:
+def test_a_password_goes_nowhere_in_the_clear(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Service(realm="http://elsewhere.example/token") as service:
         word = base64.b64encode(b"me:secret").decode()
         config.write_text(json.dumps({"auths": {service.host: {"auth": word}}}))
+        registry = Registry(service.host)
+        monkeypatch.setattr(registry.session, "get", lambda *a, **k: pytest.fail(f"asked {a}"))
         with pytest.raises(RegistryError):
-            Registry(service.host).find(parse_reference(f"{service.host}/x:1"))
+            registry.find(parse_reference(f"{service.host}/x:1"))
         assert not any(word in row[2] for row in service.asked)
 
 
