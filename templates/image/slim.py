@@ -4,7 +4,8 @@
 
 With a requirements file only the packages in it are looked at: a layer never reaches into the one below it. Gone are
 test folders that no other module of the environment imports, torch's own test programs and its protobuf compiler,
-static archives, bytecode, and, where nothing compiles, C headers. Licences stay, and RECORD lists what is left.
+static archives, bytecode, uv's own notes, and, where nothing compiles, C headers. Licences stay, and RECORD lists what
+is left.
 """
 
 import csv
@@ -67,6 +68,8 @@ def drops(name, keep_headers, wanted):
     parts = name.split("/")
     if name.endswith((".a", ".pyc")) or PROGRAMS.match(name):
         return not name.startswith("..")
+    if name.endswith(".dist-info/uv_cache.json"):
+        return True  # when the wheel's file on the building machine was written: another time each build
     if parts[0] == ".." or parts[0].endswith((".dist-info", ".data")) or LICENCE.search(parts[-1]):
         return False
     if "include" in parts[1:-1] and not name.endswith(".py"):

@@ -16,7 +16,7 @@ from envforge.spec import Spec
 SLIM = TEMPLATES / "image" / "slim.py"
 GONE = {
     "torch": ("torch/bin/test_api", "torch/bin/protoc-3.13", "torch/bin/HashStoreTest", "torch/test/cpp/x.cpp",
-              "torch/lib/libx.a", "torch/fx/tests/test_x.py"),
+              "torch/lib/libx.a", "torch/fx/tests/test_x.py", "torch-2.dist-info/uv_cache.json"),
     "pandas": ("pandas/tests/test_a.py", "pandas/tests/data/a.csv"),
 }  # fmt: skip
 HEADERS = ("torch/include/ATen/ATen.h", "torch/include/c10/test/util.h")
