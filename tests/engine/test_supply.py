@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.engine]
 
 def build(engine: DockerEngine, base: str, tmp: Path, **changes: object) -> BuildResult:
     """One image of stand-ins, from nothing that an earlier build left in the builder's cache."""
-    engine.client.api.prune_builds()
+    engine.client.api.prune_builds(all=True)
     wheels = own_wheels("supply")
     source = offline(tmp / "wheels", *wheels)
     spec = make_spec(name="supply", env={"A": "1"})
