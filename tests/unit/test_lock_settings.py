@@ -201,3 +201,12 @@ def test_constraint_lines(tmp_path: Path) -> None:
     )
     settings = PipSettings(constraints=(str(file), str(tmp_path / "missing.txt")))
     assert read_constraints(settings) == ("torch<=2.14.1", "Pillow")
+
+
+def test_the_default_index_is_the_librarys_own() -> None:
+    """What is read from the library's source is what importing it gives, and reading imports nothing."""
+    code = "import sys; from envforge.lock.settings import default_index as d; print(d(), 'pypi_simple' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+    assert said == [PYPI_SIMPLE_ENDPOINT.rstrip("/"), "False"]

@@ -11,6 +11,8 @@ User names and passwords in index addresses travel in environment variables only
 from __future__ import annotations
 
 import configparser
+import contextlib
+import functools
 import os
 import re
 import sys
@@ -255,8 +257,21 @@ def named_indexes(settings: PipSettings) -> tuple[NamedIndex, ...]:
     return (*out, named("pip", settings.index_url, default=True)) if settings.index_url else tuple(out)
 
 
+@functools.cache
 def default_index() -> str:
-    """The index that pip and uv use where none is configured; a library knows its address."""
+    """The index that pip and uv use where none is configured; a library knows its address.
+
+    It is read from the library's source: importing it loads an HTML parser and pydantic, as costly as a whole lock.
+    """
+    import ast
+    from importlib.util import find_spec
+
+    spec = find_spec("pypi_simple")
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.AnnAssign | ast.Assign) and "PYPI_SIMPLE_ENDPOINT" in ast.unparse(node) and node.value:
+            with contextlib.suppress(ValueError):
+                return str(ast.literal_eval(node.value)).rstrip("/")
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
     return str(PYPI_SIMPLE_ENDPOINT).rstrip("/")
