@@ -215,3 +215,18 @@ def test_a_lock_that_is_read_back_is_the_same(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read_lock(project, make_plan(python="3.12"))
     assert "another plan" in error.value.cause
+
+
+def test_a_bundle_for_the_folder_engine_needs_no_container(sealed: Path, tmp_path: Path) -> None:
+    plan = make_plan(python=f"{sys.version_info.major}.{sys.version_info.minor}")
+    with Index(*own_wheels("folder")) as index:
+        project = make_project(tmp_path / "project", index, own_wheels("folder"), plan)
+        done = envforge("bundle", str(project), str(tmp_path / "bundle"), "--engine", "venv", "--model", "none")
+        assert done.returncode == 0, done.stderr
+    words = ("build", "--wheelhouse", str(tmp_path / "bundle"), "--engine", "venv", "--output", str(tmp_path / "env"))
+    done = envforge(*words, "--base", sys.executable, "--no-verify", cut=True)
+    assert done.returncode == 0, done.stderr
+    entry = tmp_path / "env" / "bin" / "envforge-entrypoint"
+    script = "import torch, demo_stack, importlib.metadata as m; print(m.version('torch'))"
+    answer = subprocess.run([str(entry), "python", "-c", script], capture_output=True, text=True, check=False)
+    assert answer.stdout.strip() == "2.13.0+cpu", answer.stderr
