@@ -492,7 +492,7 @@ def main(words: list[str]) -> int:
     if mode in ("off", "done"):
         return 0
     given = options(words)
-    node = os.environ.get("SLURMD_NODENAME") or os.environ.get("ENVFORGE_NODE") or os.uname().nodename
+    node = os.environ.get("ENVFORGE_NODE") or os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     answer = look(given, node, mode)
     text = json.dumps(answer, ensure_ascii=True)
     if given["write"]:

@@ -142,10 +142,15 @@ def test_slurms_own_container_runs_a_bundle_on_every_node(slurm: Slurm, tmp_path
     config = json.loads((bundle / "config.json").read_text())
     config["process"]["env"] += ["IMAGE_SAYS=hello", "PATH=/nowhere"]
     (bundle / "config.json").write_text(json.dumps(config))
-    code = (
-        "import json, os; print('TOLD ' + json.dumps([int(os.environ['RANK']), int(os.environ['WORLD_SIZE']),"
-        " os.environ['ENVFORGE_NODE'], os.environ['WORD'], os.environ['IMAGE_SAYS'], os.path.isdir('/opt/envforge')]))"
-    )
+    code = """
+import json, os, pathlib, time
+rank, place = int(os.environ["RANK"]), pathlib.Path(os.environ["ENVFORGE_OUTPUT"])
+(place / f"rank{rank}").touch()
+while not (place / f"rank{1 - rank}").exists():  # both run at once, or neither ends
+    time.sleep(0.1)
+print("TOLD " + json.dumps([rank, int(os.environ["WORLD_SIZE"]), os.environ["ENVFORGE_NODE"], os.environ["WORD"],
+                            os.environ["IMAGE_SAYS"], os.path.isdir("/opt/envforge")]))
+"""
     words = ["--image-file", bundle, "--output", tmp_path / "out", "--nodes", "2", "--env", 'WORD=it\'s $(id)\n"x"']
     row = submit(slurm, *words, *these.mounts, "--", "python", "-c", code)
     assert row["tool"] == "oci"

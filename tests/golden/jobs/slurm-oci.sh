@@ -82,14 +82,13 @@ exec "$@"
 run() {
     local name=$1 tasks=$2 log=()
     shift 2
-    [ "$name" = preflight ] || log=(--output="$logs/%j-rank%t.log" --error="$logs/%j-rank%t.log" --open-mode=append)
     # Slurm does not tell a task in an OCI container which one it is: a step for each node does.
     local steps=() step host rank=0 worst=0 code
     for host in "${nodes[@]}"; do
         [ "$name" = preflight ] || log=(--output="$logs/%j-rank$rank.log" --error="$logs/%j-rank$rank.log" --open-mode=append)
         RANK=$rank LOCAL_RANK=0 NODE_RANK=$rank ENVFORGE_NODE=$host \
-            srun --nodes=1 --ntasks=1 --nodelist="$host" --job-name="$name" --input=none "${log[@]}" "${flags[@]}" \
-            /bin/sh -c "$task" envforge-task "${launch[@]}" "$@" &
+            srun --nodes=1 --ntasks=1 --nodelist="$host" --overlap --job-name="$name" --input=none "${log[@]}" \
+            "${flags[@]}" /bin/sh -c "$task" envforge-task "${launch[@]}" "$@" &
         steps+=($!)
         rank=$((rank + 1))
     done
