@@ -42,7 +42,7 @@ def from_prefix(prefix: Path) -> Installed:
         if name:
             found[normalise(name)] = distribution.version
     python = site.parent.name.removeprefix("python")
-    return _installed(found.items(), python, str(prefix))
+    return from_versions(found.items(), python, str(prefix))
 
 
 def from_requests(requests: Iterable[Request], where: str) -> Installed:
@@ -58,14 +58,17 @@ def from_requests(requests: Iterable[Request], where: str) -> Installed:
                 f"{request.origin}: {request.text} is not an exact pin", "check judges exact versions; resolve chooses"
             )
         found.append((request.name, request.pinned + (f"+{request.local}" if request.local else "")))
-    return _installed(found, None, where)
+    return from_versions(found, None, where)
 
 
-def _installed(found: Iterable[tuple[str, str]], python: str | None, where: str) -> Installed:
+def from_versions(
+    found: Iterable[tuple[str, str]], python: str | None, where: str, requests: tuple[str, ...] = ()
+) -> Installed:
+    """(normalised name, version with its local part) of each package."""
     pins, variant = {}, None
     for name, version in found:
         match = _LOCAL.search(version)
         if match and name == "torch":
             variant = match[1]
         pins[name] = version.split("+")[0]
-    return Installed(pins, python, variant, where)
+    return Installed(pins, python, variant, where, requests)

@@ -120,6 +120,23 @@ def test_an_image_without_labels_is_asked_for_its_packages(engine: DockerEngine,
     assert not any(name.startswith("envforge/") for name in found.names)
 
 
+def test_check_looks_into_an_image_whoever_built_it(
+    engine: DockerEngine, base_image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = build(base_image, tmp_path, "checked")
+
+    def checked(reference: str, *target: str, code: int) -> str:
+        capsys.readouterr()
+        assert run(application("check"), ["check", reference, *target]) == code, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    assert "runs" in checked(made.reference, "--driver", "none", code=0)
+    assert "the GPUs there stay unused" in checked(made.reference, "--driver", "550.54.15", "--gpu", "sm_80", code=0)
+    said = checked(made.reference, "--driver", "none", "--glibc", "2.17", code=1)
+    assert "does not run" in said and "glibc" in said
+    assert "runs" in checked(base_image, "--driver", "none", code=0), "nothing in it that could not run"
+
+
 def test_an_oci_archive_and_a_squashfs_hold_the_built_image(
     engine: DockerEngine, base_image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,3 +236,14 @@ def test_prune_takes_what_nobody_uses_and_nothing_else(
     removed = set(images(capsys, "prune", "--all", "--yes")["removed"])
     assert {used.reference, new.reference} <= removed
     assert engine.inspect("mine/prune:1") is not None
+
+
+@pytest.mark.parametrize("name", ["a;id", "$(id)", "a b", "--help-me", "a\nb", "../x"])
+def test_a_hostile_name_is_bad_input_and_reaches_no_engine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    for words in (("adopt", "--", name), ("export", "--to", "sqsh", "--", name)):
+        capsys.readouterr()
+        assert run(application(), ["images", *words]) == 2
+        assert "is not an image reference" in capsys.readouterr().err

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from envforge.resolver.hosts import Host
 
 
+IDLE = "its torch is the CPU build: the GPUs there stay unused"
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("check")(check)
 
 
 def check(
-    project: Annotated[Path | None, typer.Argument(help="A project folder, or a folder that build made.")] = None,
+    what: Annotated[
+        str | None, typer.Argument(metavar="DIR|IMAGE", help="A project folder, a folder that build made, or an image.")
+    ] = None,
     requirement: Annotated[list[Path] | None, typer.Option("--requirement", "-r", help="Exact pins.")] = None,
     env: Annotated[Path | None, typer.Option("--env", help="The prefix of an environment, whoever built it.")] = None,
     host: t.HostOption = None,
@@ -43,10 +48,10 @@ def check(
     from envforge.resolver.fleet import kinds
     from envforge.settings import layered_matrix
 
-    given = [x for x in (project, requirement, env) if x]
+    given = [x for x in (what, requirement, env) if x]
     if len(given) != 1:
-        raise UsageError("check looks at one thing", "give a project folder, -r FILE, or --env PREFIX")
-    have = _have(project, requirement or [], env)
+        raise UsageError("check looks at one thing", "give a project folder, an image, -r FILE, or --env PREFIX")
+    have = _have(what, requirement or [], env)
     hosts = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant, exclude).read()
     matrix = layered_matrix()
     rows: list[dict[str, Any]] = []
@@ -62,6 +67,7 @@ def check(
                 "broken": [{"text": s.text, "source": s.source} for s in verdict.broken],
                 "missing": [{"text": s.text, "source": s.source} for s in verdict.missing],
                 "unknown": list(verdict.unknown),
+                "notes": [IDLE] if chosen == "cpu" and any(h.has_gpu for h in group) else [],
                 "could": _could(matrix, have, group) if verdict.ok else [],
             }
         )
@@ -75,6 +81,8 @@ def check(
                 typer.echo(f"  {statement['text']}")
             for statement in row["missing"]:
                 typer.echo(f"  not there: {statement['text']}")
+            for note in row["notes"]:
+                typer.echo(f"  {note}")
             if row["could"]:
                 typer.echo(f"  resolved anew it could have {', '.join(row['could'])}")
     if not all(row["ok"] for row in rows):
@@ -102,24 +110,38 @@ def _could(matrix: Matrix, have: Installed, group: tuple[Host, ...]) -> list[str
     return list(gains(old, plan, [request.name for request in requests])) if newer else []
 
 
-def _have(project: Path | None, files: list[Path], env: Path | None) -> Installed:
+def _have(what: str | None, files: list[Path], env: Path | None) -> Installed:
     from envforge.errors import UsageError
     from envforge.installed import Installed, from_prefix, from_requests
     from envforge.intake import read_requirements
-    from envforge.resolver.plan import load_plan
+    from envforge.project import read_plan
 
     if env is not None:
         return from_prefix(env)
     if files:
         requests = [request for path in files for request in read_requirements(path)[0]]
         return from_requests(requests, ", ".join(map(str, files)))
-    assert project is not None
-    path = project / "plan.json"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{project} holds no plan.json", "give a folder that envforge made, -r FILE or --env"
-        ) from error
-    plan = load_plan(text, str(path))
-    return Installed(plan.pins, plan.python, plan.variant, str(project), plan.requests)
+    assert what is not None
+    if not Path(what).is_dir():
+        return _inside(what)
+    plan = read_plan(Path(what))
+    if plan is None:
+        raise UsageError(f"{what} holds no plan.json", "give a folder that envforge made, an image, -r FILE or --env")
+    return Installed(plan.pins, plan.python, plan.variant, what, plan.requests)
+
+
+def _inside(reference: str) -> Installed:
+    """What an image holds, as its own Python names it; fetched from its registry where the engine has it not."""
+    from envforge.errors import OutsideError
+    from envforge.image.adopt import packages_inside
+    from envforge.image.engines import choose_engine, container_engine
+    from envforge.image.library import plan_of
+    from envforge.installed import from_versions
+
+    if reference.startswith((".", "/", "~")):
+        raise OutsideError(f"there is no folder {reference}", "name a folder with a plan.json, or an image")
+    engine = container_engine(choose_engine("auto"))
+    image = engine.inspect(reference) or engine.pull(reference)
+    python, packages = packages_inside(engine, image)
+    plan = plan_of(image.labels, reference)
+    return from_versions(packages.items(), python, reference, plan.requests if plan else ())
