@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,8 +50,10 @@ class Api:
         found: Mapping[str, Any] = {}
         try:
             try:
-                config.load_kube_config(context=context, client_configuration=settings)
-                contexts, active = config.list_kube_config_contexts()
+                # Named here, because the client looks at the variable once, when it is imported.
+                file = os.environ.get("KUBECONFIG") or None
+                config.load_kube_config(config_file=file, context=context, client_configuration=settings)
+                contexts, active = config.list_kube_config_contexts(config_file=file)
                 found = next((row for row in contexts if row.get("name") == context), active) or {}
             except ConfigException as outside:
                 if context:

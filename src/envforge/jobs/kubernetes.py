@@ -124,8 +124,10 @@ def status(record: Record) -> JobState:
     api = _api(record)
     job = api.job(name)
     if job is None:
-        gone = "it was ended and deleted" if record.extra.get("cancelled") else "the cluster has no job of that name"
-        return JobState(name, "cancelled" if record.extra.get("cancelled") else "lost", reason=gone)
+        kept = (read_record(Path(record.output)) if record.output else None) or record
+        if kept.extra.get("cancelled"):
+            return JobState(name, "cancelled", "Cancelled", "it was ended and deleted")
+        return JobState(name, "lost", reason="the cluster has no job of that name; logs that were fetched are kept")
     pods = api.pods(name)
     conditions = {row["type"]: row for row in status_of(job).get("conditions") or [] if row.get("status") == "True"}
     codes = [code for pod in pods if (code := exit_code(pod)) is not None]

@@ -88,7 +88,7 @@ def manifests(spec: JobSpec) -> list[Manifest]:
 def dump(objects: list[Manifest], as_json: bool = False) -> str:
     """Text for kubectl apply -f: YAML documents, or a JSON List."""
     if as_json:
-        return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1) + "\n"
     import yaml
 
     class Dumper(yaml.SafeDumper):
