@@ -97,6 +97,7 @@ def adopt(
     from envforge.image.adopt import adopt as take
     from envforge.project import read_plan
 
+    reference = _checked(reference)
     plan = read_plan(project) if project is not None else None
     if project is not None and plan is None:
         raise UsageError(f"{project} holds no plan.json", f"make one: envforge resolve {project}")
@@ -128,6 +129,7 @@ def export(
     from envforge.cli.stages import stage_printer
     from envforge.image.export import export as convert
 
+    reference = _checked(reference)
     chosen = _engine(engine)
     with stage_printer(sys.stderr) as progress:
         image = chosen.inspect(reference) or chosen.pull(reference, progress)
@@ -188,6 +190,21 @@ def _engine(name: str) -> ContainerEngine:
     from envforge.image.engines import choose_engine, container_engine
 
     return container_engine(choose_engine(name))
+
+
+def _checked(reference: str) -> str:
+    """An image as people name it: a reference, or an id.
+
+    Raises:
+        DataError: neither.
+    """
+    import re
+
+    from envforge.image.registry import parse_reference
+
+    if not re.fullmatch(r"(sha256:)?[0-9a-f]{12,64}", reference):
+        parse_reference(reference)
+    return reference
 
 
 def _books(engine: ContainerEngine) -> tuple[Book, ...]:
