@@ -27,7 +27,6 @@ def main(model_folder: str, steps: int) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     mark("import")
-    torch.manual_seed(3407)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     mark("load")
@@ -42,6 +41,7 @@ def main(model_folder: str, steps: int) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    torch.manual_seed(3407)
     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=names, task_type="CAUSAL_LM"))
     model.train()
     texts = [

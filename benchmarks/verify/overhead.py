@@ -66,9 +66,11 @@ def main() -> None:
         print(f"{kind:5} by hand {one:7.1f} s   proof {two:7.1f} s   ratio {two / one:.2f}")
     print(f"same losses in both: {'yes' if same else 'no'}")
     for layer in data["layers"]:
-        slow = sorted(layer["checks"], key=lambda check: -check["seconds"])[:3]
-        named = ", ".join(f"{c['id'].partition('.')[2]} {c['seconds']:.1f}" for c in slow if c["seconds"] >= 0.5)
-        print(f"  {layer['layer']:12} {layer['seconds']:6.1f} s   {named}")
+        slow = sorted(layer["checks"], key=lambda check: -check["cpu_seconds"])[:6]
+        named = ", ".join(
+            f"{c['id'].partition('.')[2]} {c['cpu_seconds']:.1f}" for c in slow if c["cpu_seconds"] >= 0.3
+        )
+        print(f"  {layer['layer']:12} {layer['seconds']:6.1f} s; of the processor: {named}")
     if options.json:
         rounds = {"by_hand": [plain(r) for r in by_hand], "proof": [plain(r) for r in proof]}
         ratios = {kind: round(two / one, 3) for kind, (one, two) in best.items()}

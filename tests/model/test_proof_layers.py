@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from envforge.verify.layers import chat, data, effect, training
+from envforge.verify import share
+from envforge.verify.layers import adapters, attention, chat, data, distributed, effect, steps, training
 from envforge.verify.policy import IGNORE, MemoryWatch, SafeCollator, TrainingPolicy
 from envforge.verify.record import FAIL, PASS, SKIP, WARN, Check, Fail, Recorder
 from envforge.verify.settings import Settings
@@ -324,13 +325,13 @@ def test_nan_in_the_weights_names_the_first(
     assert "step 1, micro-batch 1" in check.text and "layers.1.mlp.up_proj" in check.text
 
 
-def take(settings: Settings, batches: Callable[[list[dict[str, Any]]], None], policy: TrainingPolicy) -> training.Log:
+def take(settings: Settings, batches: Callable[[list[dict[str, Any]]], None], policy: TrainingPolicy) -> steps.Log:
     stack = HfStack(settings)
     model = stack.training_model(policy)
-    made = training.make_batches(SafeCollator(stack.tokenizer(), policy), policy, "cpu")
+    made = steps.make_batches(SafeCollator(stack.tokenizer(), policy), policy, "cpu")
     batches(made)
-    log = training.Log()
-    training.take_steps(model, made, policy, stack.precision(), "cpu", 3, MemoryWatch("cpu"), log)
+    log = steps.Log()
+    steps.take_steps(model, made, policy, stack.precision(), "cpu", 3, MemoryWatch("cpu"), log)
     return log
 
 
@@ -357,7 +358,7 @@ def test_odd_device_and_dtype_are_named(settings: Settings) -> None:
     stack = HfStack(settings)
     policy = stack.policy()
     model = stack.training_model(policy)
-    batches = training.make_batches(SafeCollator(stack.tokenizer(), policy), policy, "cpu")
+    batches = steps.make_batches(SafeCollator(stack.tokenizer(), policy), policy, "cpu")
     recorder = Recorder("training")
     training.devices(recorder, model, batches, "cpu")
     training.dtypes(recorder, model, Precision("fp32", ""))
@@ -382,7 +383,7 @@ def test_memory_that_grows_is_named() -> None:
         kept.append(torch.zeros(1024, 1024))
         watch.mark()
     recorder = Recorder("training")
-    training.memory_flat(recorder, watch)
+    steps.memory_flat(recorder, watch)
     check = recorder.checks[0]
     assert check.status == FAIL and check.figures["creep_mib"] == pytest.approx(12, abs=0.5)
     assert "torch.float32 (1024, 1024)" in check.text
@@ -393,12 +394,12 @@ def test_base_weights_that_move(settings: Settings) -> None:
     stack = HfStack(settings)
     policy = stack.policy()
     model = stack.training_model(policy)
-    before = training.snapshot(model)
+    before = adapters.snapshot(model)
     for parameter in model.parameters():
         parameter.data += 0.01
     recorder = Recorder("training")
-    log = training.Log(losses=[2.0, 1.0], norms=[1.0, 1.0], seconds=[0.1, 0.1])
-    training.judge(recorder, model, before, log, policy, 2)
+    log = steps.Log(losses=[2.0, 1.0], norms=[1.0, 1.0], seconds=[0.1, 0.1])
+    adapters.judge(recorder, model, before, log, policy, 2)
     checks = {check.id: check for check in recorder.checks}
     assert checks["training.base-still"].status == FAIL
     assert checks["training.loss-falls"].status == PASS
@@ -408,11 +409,83 @@ def test_a_loss_that_rises(settings: Settings) -> None:
     stack = HfStack(settings)
     model = stack.training_model(stack.policy())
     recorder = Recorder("training")
-    log = training.Log(losses=[1.0, 1.0, 1.1, 1.2], norms=[1.0] * 4, seconds=[0.1] * 4)
-    training.judge(recorder, model, training.snapshot(model), log, stack.policy(), 4)
+    log = steps.Log(losses=[1.0, 1.0, 1.1, 1.2], norms=[1.0] * 4, seconds=[0.1] * 4)
+    adapters.judge(recorder, model, adapters.snapshot(model), log, stack.policy(), 4)
     checks = {check.id: check.status for check in recorder.checks}
     assert checks["training.loss-falls"] == FAIL
     assert checks["training.adapters-move"] == FAIL  # nothing was trained here
+
+
+def test_what_the_layers_leave_each_other_gives_the_same_figures(
+    settings: Settings, run_layer_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses, answers and effect with one model for all layers are those of layers that load it each for itself."""
+    monkeypatch.setattr(HfStack, "extra_training", lambda *a: None)
+    loads: list[Any] = []
+    original = HfStack.as_it_is_on_disk
+
+    def counting(self: HfStack, folder: str, dtype: Any) -> Any:
+        loads.append(folder)
+        return original(self, folder, dtype)
+
+    monkeypatch.setattr(HfStack, "as_it_is_on_disk", counting)
+    found = []
+    for on in (False, True):
+        share.start(on)
+        loads.clear()
+        run_layer_here(chat.run, settings)
+        losses = run_layer_here(training.run, settings, steps=3)["steps"].figures["losses"]
+        checks = run_layer_here(effect.run, settings)
+        share.start(False)
+        assert FAIL not in states(checks).values(), checks
+        found.append(([*losses, checks["merge"].figures["adapter_effect"]], len(loads)))
+    assert found[0][0] == pytest.approx(found[1][0])
+    assert (found[0][1], found[1][1]) == (4, 2)  # with sharing: the base, and the merged model from disk
+
+
+def test_a_base_that_training_changed_is_seen(
+    settings: Settings, run_layer_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HfStack, "extra_training", lambda *a: None)
+    share.start(True)
+    try:
+        run_layer_here(chat.run, settings)
+        run_layer_here(training.run, settings, steps=2)
+        base = share.take("base")
+        base.model.layers[0].mlp.up_proj.weight.data *= 1.5
+        share.keep("base", base)
+        check = only_failure(run_layer_here(effect.run, settings))
+    finally:
+        share.start(False)
+    assert check.id == "effect.merge" and "the base model changed" in check.text
+
+
+# distributed and attention --------------------------------------------------------------------------------------------
+
+
+def test_two_real_ranks_over_gloo(settings: Settings, run_layer_here: Run) -> None:
+    checks = run_layer_here(distributed.run, settings, processes=2)
+    assert states(checks) == {"ranks": PASS, "all-reduce": PASS, "step": PASS, "transport": SKIP}
+    assert checks["all-reduce"].figures["mib"] == 16
+    # Each rank had a text of its own, so its own gradient was not the mean: something was really shared.
+    assert all(value > 0.1 for value in checks["step"].figures["own_difference"].values())
+
+
+def test_attention_kernels_are_compared_with_torch() -> None:
+    """Stand-ins for the libraries' functions: one is right, one is scaled wrongly."""
+    import torch
+
+    def right(query: Any, key: Any, value: Any, scale: float | None = None) -> Any:
+        moved = [part.float().transpose(1, 2) for part in (query, key, value)]
+        return torch.nn.functional.scaled_dot_product_attention(*moved, scale=scale).transpose(1, 2).half()
+
+    check = Check(id="environment.flash-attn-kernel", layer="environment")
+    attention.agrees(check, torch, right, "cpu")
+    assert check.figures["largest_difference"] < 1e-2
+    with pytest.raises(Fail, match="other numbers"):
+        attention.agrees(check, torch, lambda q, k, v: right(q, k, v, 1.0), "cpu")
+    with pytest.raises(Fail, match="nan"):
+        attention.agrees(check, torch, lambda q, k, v: q * float("nan"), "cpu")
 
 
 # effect ---------------------------------------------------------------------------------------------------------------

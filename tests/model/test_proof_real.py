@@ -41,8 +41,10 @@ def test_the_small_model_chats_trains_and_keeps_it(small_model: Path, tmp_path: 
     code, receipt, report = prove(tmp_path, "--model", str(small_model), "--plan", str(path), "--max-length", "256")
     assert code == 0, report
     assert receipt["passed"] and receipt["grade"] == "full" and receipt["device"] == "cpu"
-    assert [layer["layer"] for layer in receipt["layers"]] == ["environment", "data", "chat", "training", "effect"]
-    assert all(layer["status"] in ("pass", "warn") for layer in receipt["layers"])
+    states = {layer["layer"]: layer["status"] for layer in receipt["layers"]}
+    assert list(states) == ["environment", "data", "chat", "training", "distributed", "effect"]
+    assert states.pop("distributed") == "skip" and set(states.values()) <= {"pass", "warn"}
+    assert str(small_model) not in json.dumps(receipt) and sys.prefix + "/" not in json.dumps(receipt)
     assert receipt["chat"]["base"] == "The capital of France is Paris."
     assert "Paris" in receipt["chat"]["merged"]
     losses = receipt["losses"]
@@ -60,7 +62,7 @@ def test_a_gpu_plan_on_the_cpu_does_not_pass_in_full(tiny: Path, tmp_path: Path)
     assert receipt["first_failure"]["check"] == "environment.torch-build"
     failed = {check["id"] for check in receipt["layers"][0]["checks"] if check["status"] == "fail"}
     assert failed == {"environment.torch-build", "environment.device"}
-    assert [layer["status"] for layer in receipt["layers"][1:]] == ["skip"] * 4
+    assert [layer["status"] for layer in receipt["layers"][1:]] == ["skip"] * 5
     assert "build without CUDA" in report
 
 

@@ -182,7 +182,12 @@ def _blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
 
 def _clean(raw: bytes) -> bytes:
     if b"\x1b" in raw:
-        raw = _ANSI.sub(b"", raw)
+        # A log has few different codes, many times each: taking those out by plain text is several times faster.
+        for code in set(_ANSI.findall(raw, 0, 1 << 14)):
+            if code.startswith(b"\x1b["):
+                raw = raw.replace(code, b"")
+        if b"\x1b" in raw:
+            raw = _ANSI.sub(b"", raw)
     if b"\r" in raw:
         raw = raw.replace(b"\r\n", b"\n")
     return raw

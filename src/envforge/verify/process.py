@@ -15,7 +15,7 @@ from typing import Any
 from envforge.verify.record import FAIL, Check, Story, progress, read_events
 from envforge.verify.settings import Settings
 
-POLL = 0.25  # seconds between looks at a stage process
+POLL, RESCAN = 0.5, 3.0  # seconds between looks at a stage process, and at which processes belong to it
 TAIL, TAIL_FAILED = 2000, 16000  # bytes of a layer's log in the receipt; the cause may stand far above the end
 # What the driver, the C library and the kernel say in a log when memory or the device is the cause.
 TELLING = ("out of memory", "CUDA error", "device-side assert", "Segmentation fault", "Killed", "Bus error")
@@ -139,6 +139,7 @@ def _watch(
 ) -> _Watched:
     """Wait for the end; each layer has its own time, counted from where the one before it ended."""
     seen = _Watched()
+    memory = GroupMemory(process.pid)
     place, began, size = -1, start, -1
     while True:
         ended = True
@@ -156,7 +157,7 @@ def _watch(
                 place, began = later, stories[later].began if later else start
         if ended:
             return seen
-        used = group_mib(process.pid)
+        used = memory.mib()
         seen.peaks[max(place, 0)] = max(seen.peaks.get(max(place, 0), 0.0), used)
         if settings.memory_limit_mib and used > settings.memory_limit_mib:
             seen.outcome = "memory"
@@ -176,18 +177,31 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def group_mib(group: int) -> float:
-    """Resident memory in MiB of all processes in a process group; 0 where /proc is not there."""
-    pages = 0
-    for entry in Path("/proc").glob("[0-9]*"):
+class GroupMemory:
+    """Resident memory of all processes in a group, MiB. Looking through /proc costs as much as a small check, so the
+    members are looked up every few seconds and only asked in between."""
+
+    def __init__(self, group: int) -> None:
+        self.group, self.members, self.looked = group, [group], 0.0
+
+    def mib(self) -> float:
+        """Now; 0 where /proc is not there."""
+        if time.monotonic() > self.looked + RESCAN:
+            self.looked = time.monotonic()
+            pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()] if os.path.isdir("/proc") else []  # noqa: PTH112, PTH208
+            self.members = [pid for pid in pids if self._group_of(pid) == self.group]
+        pages = 0
+        for pid in self.members:
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it ended meanwhile
+                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1) if pages else 0.0
+
+    @staticmethod
+    def _group_of(pid: int) -> int | None:
         try:
-            stat = (entry / "stat").read_text()
-            fields = stat[stat.rindex(")") + 2 :].split()
-            if int(fields[2]) == group:
-                pages += int(fields[21])
-        except (OSError, ValueError, IndexError):
-            continue  # it ended meanwhile
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1) if pages else 0.0
+            return os.getpgid(pid)
+        except OSError:
+            return None
 
 
 def signal_name(returncode: int) -> str:

@@ -38,6 +38,7 @@ class Check:
     text: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of this process; what other programs take does not count
     error: str = ""  # end of the traceback, when something was raised
 
     def figure(self, **values: Any) -> None:
@@ -73,7 +74,7 @@ class Recorder:
         """One check. `Fail` and `Skip` end it; any other exception fails it and keeps the end of its traceback."""
         check = Check(id=f"{self.layer}.{name}", layer=self.layer)
         self._emit({"event": "begin", "id": check.id})
-        start = time.monotonic()
+        start, burnt = time.monotonic(), time.process_time()
         try:
             yield check
         except Fail as stop:
@@ -85,6 +86,7 @@ class Recorder:
             check.text = f"{type(error).__name__}: {first_lines(str(error))}"
             check.error = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-6000:]
         check.seconds = round(time.monotonic() - start, 3)
+        check.cpu_seconds = round(time.process_time() - burnt, 3)
         self.checks.append(check)
         self._emit({"event": "end", "check": asdict(check)})
 

@@ -11,7 +11,7 @@ from envforge.verify.record import Fail, Recorder, Skip
 from envforge.verify.settings import Settings
 from envforge.verify.stacks import open_stack
 from envforge.verify.stacks.hf import HfStack
-from envforge.verify.texts import SAMPLES
+from envforge.verify.texts import SAMPLES, first_sentence
 
 
 def run(settings: Settings, recorder: Recorder) -> None:
@@ -42,7 +42,7 @@ def run(settings: Settings, recorder: Recorder) -> None:
     with recorder.check("logits") as check:
         import torch
 
-        logits = logits_of(model, encode_prompt(tokenizer, SAMPLES[0], settings.device))
+        logits = logits_of(model, encode_prompt(tokenizer, first_sentence(SAMPLES[0]), settings.device))
         share.keep("base-logits", logits)
         finite = bool(torch.isfinite(logits).all())
         check.figure(shape=list(logits.shape), largest=round(float(logits.abs().max()), 3))
@@ -93,8 +93,8 @@ def four_bit(settings: Settings, recorder: Recorder, stack: HfStack, tokenizer: 
         if not settings.four_bit:
             raise Skip("switched off")
         model = stack.four_bit_model()
-        # Quantised weights are slow on the CPU; a dozen tokens tell whether they still speak.
-        answer = ask(model, tokenizer, settings.prompt, min(12, settings.max_new_tokens), settings.device)
+        # Quantised weights are slow on the CPU; a few tokens tell whether they still speak.
+        answer = ask(model, tokenizer, settings.prompt, min(8, settings.max_new_tokens), settings.device)
         recorder.note("chat_four_bit", {"prompt": settings.prompt, "answer": answer.text})
         kinds = sorted({type(module).__name__ for module in model.modules() if "4bit" in type(module).__name__.lower()})
         check.figure(layers=kinds, new_tokens=answer.new_tokens, **memory_figures(settings.device))

@@ -14,7 +14,7 @@ from envforge.verify.record import Fail, Recorder
 from envforge.verify.settings import Settings
 from envforge.verify.stacks import open_stack
 from envforge.verify.stacks.hf import HfStack
-from envforge.verify.texts import SAMPLES
+from envforge.verify.texts import SAMPLES, first_sentence
 from envforge.verify.weights import embedding_rows, stored_dtype
 
 # Difference of logits (root mean square) that counts as the same, as a share of their spread. Merging rounds each
@@ -37,7 +37,7 @@ def run(settings: Settings, recorder: Recorder) -> None:
         if not adapter.is_dir():
             raise Fail("the training layer left no adapter")
         tokenizer = stack.tokenizer()
-        batch = encode_prompt(tokenizer, SAMPLES[0], settings.device)
+        batch = encode_prompt(tokenizer, first_sentence(SAMPLES[0]), settings.device)
         base = stack.model()
         base_logits = logits_of(base, batch)
         unchanged(base_logits, tolerance)

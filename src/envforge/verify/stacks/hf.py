@@ -89,11 +89,13 @@ class HfStack:
         kept = share.take("base") if folder is None and dtype is None else None
         if kept is not None:
             return kept
+        return self.as_it_is_on_disk(folder or self.settings.model, dtype or self.precision().dtype)
+
+    def as_it_is_on_disk(self, folder: str, dtype: Any) -> Any:
+        """Load a model folder."""
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(
-            folder or self.settings.model, **dtype_argument(dtype or self.precision().dtype), **self.remote()
-        )
+        model = AutoModelForCausalLM.from_pretrained(folder, **dtype_argument(dtype), **self.remote())
         return model.to(self.settings.device).eval()
 
     def chat_model(self) -> Any:
@@ -131,6 +133,7 @@ class HfStack:
 
     def training_model(self, policy: TrainingPolicy) -> Any:
         """The base model with fresh LoRA adapters, in training mode, checkpointing on where it can be."""
+        import torch
         from peft import LoraConfig, get_peft_model
 
         model = self.model()
@@ -144,6 +147,7 @@ class HfStack:
             target_modules=linear_names(model),
             task_type="CAUSAL_LM",
         )
+        torch.manual_seed(policy.seed)  # the same adapters whether the model was loaded now or earlier
         model = get_peft_model(model, config)
         for _, parameter in model.named_parameters():
             if parameter.requires_grad:
