@@ -296,4 +296,4 @@ def test_the_proof_gets_the_small_model_where_none_is_named(run: Any, tmp_path: 
     assert "    --model\n    /envforge-model\n" in out
     out = run(*words, "--", "--model", "/mine")[1]
     assert "envforge-model" not in out
-    assert "    verify\n    --json=@\n    --model\n    /mine\n" in out
+    assert "    verify\n    --json=@\n    --grade=full\n    --model\n    /mine\n" in out

@@ -73,7 +73,8 @@ def render(spec: JobSpec, tool: str, bundle: Mapping[str, Any] | None = None) ->
     launch = launch_of(spec, tool, bundle)
     command = list(spec.command)
     if spec.verify:
-        command = ["verify", "--json=@", *command]
+        graded = any(word.partition("=")[0] == "--grade" for word in command)
+        command = ["verify", "--json=@", *([] if graded else ["--grade=full"]), *command]
     values: dict[str, Any] = {
         "name": spec.name,
         "tool": tool,
