@@ -143,7 +143,7 @@ def unused(books: Sequence[Book], every: bool = False) -> tuple[Unused, ...]:
     found: list[Unused] = []
     seen: dict[tuple[str, str], str] = {}
     for book in books:
-        if any(not name.startswith(OURS) for name in book.image.names) or book.projects:
+        if any(_given(name, book.name) for name in book.image.names) or book.projects:
             seen.setdefault(book.kind, book.image.created)
         elif book.name is None:
             found.append(Unused(book, "has no name: it did not pass its proof, or was stopped before it"))
@@ -154,3 +154,8 @@ def unused(books: Sequence[Book], every: bool = False) -> tuple[Unused, ...]:
         else:
             seen.setdefault(book.kind, book.image.created)
     return tuple(found)
+
+
+def _given(name: str, own: str | None) -> bool:
+    """Did a person give this name? Ours, and the same below a registry, are made again by whoever needs them."""
+    return not name.startswith(OURS) and not (own is not None and name.endswith("/" + own.removeprefix(OURS)))
