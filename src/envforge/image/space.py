@@ -33,8 +33,11 @@ def check_space(
         if not size:
             return
         told = Prediction(size, int(size * _LEAST), int(size * _LIKELY))
-    there = engine.inspect(base.ref) if engine.name != "venv" else None
-    whole = told.image + system.size + (there.size if there else 0)
+    if engine.name == "venv":  # a folder keeps the headers and tests of its wheels, and has no base
+        whole = told.unpacked
+    else:
+        there = engine.inspect(base.ref)
+        whole = told.image + system.size + (there.size if there else 0)
     cached = _cached(engine)
     peak = told.unpacked + system.size + max(0, told.unpacked - cached) + 2 * told.carried
     about = "" if told.exact else "about "
