@@ -13,7 +13,7 @@ from envforge.errors import OutsideError, UsageError
 from envforge.files import write_atomic
 from envforge.jobs.follow import JobState
 from envforge.jobs.model import JobSpec
-from envforge.jobs.record import Record, new_record, read_record, submitted, write_record
+from envforge.jobs.record import Record, keep_plan, new_record, read_record, submitted, write_record
 from envforge.jobs.slurm import SCRIPT, job_name
 
 SECONDS = 60  # a controller that takes longer for an answer is as good as down
@@ -94,7 +94,8 @@ def find_job(spec: JobSpec) -> str | None:
         OutsideError: the controller does not answer.
     """
     name = job_name(spec)
-    queue = _slurm(["squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i|%k"])
+    own = f"--user={os.getuid()}"
+    queue = _slurm(["squeue", "--noheader", "--states=all", own, f"--name={name}", "--format=%i|%k"])
     if queue.returncode:
         raise failure("Slurm does not say which jobs there are", queue.stderr)
     numbers = [line.partition("|")[0].strip() for line in queue.stdout.splitlines() if spec.key() in line]
@@ -150,6 +151,7 @@ def submit(spec: JobSpec, script: str, tool: str) -> tuple[Record, bool]:
             write_record(record)
             return record, False
         write_atomic(folder / SCRIPT, script, 0o755)
+        keep_plan(spec)
         write_record(replace(record, state="submitting"))
         argv = ["sbatch", "--parsable", "--export=ALL", f"--chdir={folder}", str(folder / SCRIPT)]
         done = _slurm(argv, submit_environment(spec))
