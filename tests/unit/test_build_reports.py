@@ -15,7 +15,7 @@ from envforge.image.context import make_context
 from envforge.image.engines import dockercli, podman, venv
 from envforge.image.split import parse_lock
 from envforge.image.values import BaseInfo, InstallSource
-from envforge.lock import PipSettings
+from envforge.lock import LockedPackage, PipSettings
 from envforge.matrix.load import load_matrix
 from envforge.resolver.constraints import Options
 from envforge.resolver.hosts import known, make_host
@@ -32,6 +32,7 @@ class Lock:
 
     def __init__(self, *names: str) -> None:
         self.requirements = "".join(f"{name} \\\n    --hash=sha256:{'0' * 64}\n" for name in names)
+        self.packages: tuple[LockedPackage, ...] = ()
         self.pylock, self.hash = "lock-version = '1.0'\n", "0" * 64
 
 
@@ -49,7 +50,7 @@ def dockerfile(plan: Plan, lock: Lock) -> str:
     base = choose_base(plan, lock, BASES)
     info = BaseInfo(pinned(base), base.digest or "", install_python=base.kind != "slim", os=base.os)
     source = InstallSource('index-url = "https://index.example/simple"\n')
-    made = make_context(plan, lock, Spec(name="x"), info, source, compile_stage=stage_for(plan, BASES))
+    made = make_context(plan, lock, Spec(name="x"), info, source, compile_stage=stage_for(plan, lock, BASES))
     return made.dockerfile
 
 
@@ -87,7 +88,7 @@ def test_ef52_index_base_toolkit_and_check_come_from_one_value() -> None:
     assert base is not None
     assert (base.cuda or "").startswith("12.")
     if plan.source_only:
-        stage = stage_for(plan, BASES)
+        stage = stage_for(plan, Lock(), BASES)
         assert stage is not None
         assert stage.base == pinned(base)
     # The proof compares with the same field of the plan in the image.
@@ -125,9 +126,13 @@ def test_ef64_a_compile_stage_fits_the_memory(memory: float, jobs: tuple[int, ..
     installs = [line for line in script.replace("\\\n", " ").splitlines() if " pip install " in line]
     assert len(installs) == 3
     assert all("--require-hashes" in words for words in installs)
-    # With a wheel for it nothing is compiled.
-    ready = replace(plan, source_only=())
-    assert " AS compile" not in dockerfile(ready, Lock("torch==2.6.0+cu126", "flash-attn==2.7.4.post1"))
+    # With a ready-made wheel for it nothing is compiled, and no toolkit is fetched.
+    ready = Lock("torch==2.6.0+cu126", "flash-attn==2.7.4.post1")
+    wheel = LockedPackage("flash-attn", "2.7.4.post1", "find-links", ("sha256:0",), "flash_attn.whl", path="/w/x.whl")
+    ready.packages = (wheel,)
+    assert " AS compile" not in dockerfile(plan, ready)
+    ready.packages = (replace(wheel, kind="source", file="flash_attn.tar.gz"),)
+    assert " AS compile" in dockerfile(plan, ready)
 
 
 def test_ef61_ef67_ef87_a_plain_stack_on_a_gpu() -> None:

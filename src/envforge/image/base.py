@@ -10,6 +10,7 @@ from envforge.errors import UsageError
 from envforge.image import quote
 from envforge.image.engines import Engine, container_engine
 from envforge.image.render import Compile, compile_stage, needs_toolkit
+from envforge.image.split import to_compile
 from envforge.image.values import BaseInfo, BuildOptions, LockLike, Progress
 from envforge.resolver.plan import Plan
 
@@ -116,19 +117,20 @@ def find_base(
     return base
 
 
-def stage_for(plan: Plan, bases: tuple[Base, ...], registry: str | None = None) -> Compile | None:
+def stage_for(plan: Plan, lock: LockLike, bases: tuple[Base, ...], registry: str | None = None) -> Compile | None:
     """The compile stage, None where every package of the plan has wheels.
 
     Raises:
         UsageError: no base with such a toolkit is known.
     """
-    if not plan.source_only:
+    names = to_compile(plan, lock)
+    if not names:
         return None
     base = devel_base(plan, bases)
     if base is not None:
         return compile_stage(plan, mirrored(pinned(base), registry), _memory_gib())
     raise UsageError(
-        f"{', '.join(plan.source_only)} must be compiled, and no base with a CUDA {plan.cuda} toolkit and Python "
+        f"{', '.join(names)} must be compiled, and no base with a CUDA {plan.cuda} toolkit and Python "
         f"{plan.python} is known",
         "plan for the Python of such a base with --python, or leave the package out",
         id="no-base",

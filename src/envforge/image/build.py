@@ -127,7 +127,7 @@ def build_plan(
                 dialect=options.dialect,
                 epoch=options.epoch,
                 network=options.network,
-                compile_stage=stage_for(plan, bases, options.source.registry),
+                compile_stage=stage_for(plan, lock, bases, options.source.registry),
                 kind="venv" if venv else "image",
                 system=system.versions,
                 reproducible=options.reproducible,
@@ -215,7 +215,7 @@ def render_plan(
         options.source,
         dialect=options.dialect,
         epoch=options.epoch,
-        compile_stage=stage_for(plan, bases, options.source.registry),
+        compile_stage=stage_for(plan, lock, bases, options.source.registry),
     )
     if folder.exists() and any(folder.iterdir()) and not (folder / "Dockerfile").is_file():
         raise UsageError(f"{folder} holds something else", "name a new or empty folder with -o")

@@ -18,7 +18,7 @@ from envforge.image.facts import preflight_facts
 from envforge.image.sbom import FILE as SBOM_FILE
 from envforge.image.sbom import PLACE as SBOM_PLACE
 from envforge.image.sbom import make_sbom
-from envforge.image.split import Requirement, normalise, parse_lock, split_lock
+from envforge.image.split import Requirement, normalise, parse_lock, split_lock, to_compile
 from envforge.image.values import (
     LABEL_EPOCH,
     LABEL_SBOM,
@@ -75,7 +75,7 @@ def make_context(
         )
     own_files = _spec_files(spec)
     address = content_address(plan, lock, spec, base, kind, system)
-    parts = split_lock(lock.requirements, plan.source_only)
+    parts = split_lock(lock.requirements, to_compile(plan, lock))
     labels = render.labels(plan, lock, spec, base, address, epoch)
     bill = make_sbom(spec.name, lock, base, address, debs=system or {}, epoch=epoch)
     labels[LABEL_SBOM] = f"{SBOM_PLACE}@sha256:{sha256(bill.encode())}"

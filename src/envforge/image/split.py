@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from envforge.image.values import LockLike
+from envforge.resolver.plan import Plan
+
 _NAME = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
 _VIA = re.compile(r"^\s+#\s+(?:via\s+)?([A-Za-z0-9][A-Za-z0-9._-]*)\s*$")
 _INLINE_VIA = re.compile(r"#\s+via\s+(.+)$")
@@ -93,6 +96,16 @@ def torch_closure(requirements: tuple[Requirement, ...]) -> frozenset[str]:
             closure |= more
         return frozenset(closure)
     return frozenset(name for name in names if name in _TORCH_NEEDS or name.startswith(("nvidia-", "cuda-")))
+
+
+def to_compile(plan: Plan, lock: LockLike) -> tuple[str, ...]:
+    """What of the plan must be compiled: it has no wheel of its own, and the lock found no ready-made one either."""
+    wheels = {
+        package.name
+        for package in getattr(lock, "packages", ())
+        if package.kind != "source" and package.file.endswith(".whl")
+    }
+    return tuple(name for name in plan.source_only if normalise(name) not in wheels)
 
 
 def split_lock(text: str, source_only: tuple[str, ...] = ()) -> Parts:

@@ -23,6 +23,7 @@ from envforge.files import write_atomic
 from envforge.image import oci
 from envforge.image.engines import ContainerEngine, Mount
 from envforge.image.failures import explain
+from envforge.image.split import to_compile
 from envforge.image.system import archive_mounts
 from envforge.image.values import BaseInfo, Event, InstallSource, Progress, silent
 from envforge.keep.download import copy_file, download, sha256_of
@@ -119,7 +120,7 @@ class Filling:
         """
         plan = plan_of(self.project)
         lock = read_lock(self.project, plan)
-        sources = sorted({*plan.source_only, *(p.name for p in lock.packages if p.kind == "source")})
+        sources = sorted({*to_compile(plan, lock), *(p.name for p in lock.packages if p.kind == "source")})
         if sources:
             raise UsageError(
                 f"{', '.join(sources)} must be compiled, and a bundle carries finished wheels only",
