@@ -165,6 +165,9 @@ def test_a_built_folder_says_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(EnvforgeError, match=r"no build\.json"):
         from_folder(tmp_path / "empty")
+    with pytest.raises(EnvforgeError, match="changed since it was built"):
+        from_folder(project(tmp_path / "moved-on", plan_hash="4" * 64))
+    assert from_folder(project(tmp_path / "as-built", plan_hash=PLAN.hash())).plan == PLAN
     (pushed / "build.json").write_text("[]")
     with pytest.raises(EnvforgeError, match="damaged"):
         from_folder(pushed)
@@ -297,3 +300,38 @@ def test_the_proof_gets_the_small_model_where_none_is_named(run: Any, tmp_path: 
     out = run(*words, "--", "--model", "/mine")[1]
     assert "envforge-model" not in out
     assert "    verify\n    --json=@\n    --grade=full\n    --model\n    /mine\n" in out
+
+
+def test_words_that_were_built_from_name_their_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock and the engine are stood in for: what counts is which of the engine's images is taken."""
+    from types import SimpleNamespace
+
+    from envforge.cli import job_options, planned
+    from envforge.cli.target import Targets
+    from envforge.image import engines
+    from envforge.image.engines import ImageInfo
+    from envforge.image.render import pack_plan
+
+    labels = {"envforge.variant": "cu126", "envforge.plan": pack_plan(PLAN), "envforge.address": "5" * 64}
+    images = [
+        ImageInfo("sha256:" + "1" * 64, ("x:cpu",), {**labels, "envforge.variant": "cpu"}, 1),
+        ImageInfo("sha256:" + "2" * 64, (), labels, 1),  # a build that did not pass has no name
+        ImageInfo("sha256:" + "3" * 64, ("x:good",), labels, 1),
+    ]
+    asked = []
+
+    def find(label: str, value: str) -> list[ImageInfo]:
+        asked.append((label, value))
+        return images
+
+    found = SimpleNamespace(plan=PLAN, lock=SimpleNamespace(hash="lock"), spec=SimpleNamespace(name="x"))
+    monkeypatch.setattr(planned, "find_plan", lambda *args, **options: found)
+    monkeypatch.setattr(planned, "surroundings", lambda *args: None)
+    monkeypatch.setattr(engines, "choose_engine", lambda name: SimpleNamespace(find=find))
+    source = job_options.from_request(["torch"], [], None, Targets())
+    assert asked == [("envforge.lock-hash", "lock")]
+    assert (source.image, source.digest, source.address) == ("x:good", "sha256:" + "3" * 64, "5" * 64)
+    assert source.plan == PLAN
+    images.clear()
+    with pytest.raises(EnvforgeError, match="not built yet"):
+        job_options.from_request(["torch"], [], None, Targets())

@@ -274,6 +274,8 @@ def from_folder(folder: Path) -> Source:
             f"{folder / 'build.json'} is damaged ({error})", f"build again: envforge build {folder}"
         ) from error
     plan = read_plan(folder)
+    if plan is not None and data.get("plan_hash") not in (None, plan.hash()):
+        raise UsageError(f"the plan of {folder} changed since it was built", f"build it anew: envforge build {folder}")
     if engine == "venv":
         return Source(image_file=str((folder / reference).resolve()), address=address, plan=plan, name=name)
     image = str(where.get("image") or reference)
