@@ -7,7 +7,7 @@ import importlib
 import typer
 
 # Each module has `register(job)`, as the commands of the application have.
-PARTS = ("job_slurm", "job_kubernetes", "job_follow")
+PARTS = ("job_slurm", "job_kubernetes", "job_follow", "job_collect")
 
 job = typer.Typer(help="Run an image as a cluster job: Slurm, Kubernetes.", no_args_is_help=True)
 

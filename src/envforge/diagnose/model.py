@@ -88,6 +88,7 @@ class Hit:
     groups: Mapping[str, str] = field(default_factory=dict)
     rank: str | None = None
     confidence: Confidence | None = None
+    file: str | None = None  # where several files are one log; `line` counts in it then
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,10 @@ class Finding:
             "owner": self.owner,
             "retryable": self.retryable,
             "evidence": [
-                {"line": hit.line, "text": hit.text} | ({"rank": hit.rank} if hit.rank else {}) for hit in self.evidence
+                {"line": hit.line, "text": hit.text}
+                | ({"rank": hit.rank} if hit.rank else {})
+                | ({"file": hit.file} if hit.file else {})
+                for hit in self.evidence
             ],
             "count": self.count,
             "cause": self.cause,

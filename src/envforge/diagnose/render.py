@@ -36,7 +36,8 @@ def _finding(number: int, finding: Finding, colour: bool) -> str:
     lines += ["", *_wrapped(finding.cause, "   "), ""]
     for hit in finding.evidence:
         rank = f" [rank {hit.rank}]" if hit.rank else ""
-        lines.append(f"   line {hit.line}{rank}: {textwrap.shorten(hit.text, WIDTH + 60, placeholder=' ...')}")
+        place = f"{hit.file} line {hit.line}" if hit.file else f"line {hit.line}"
+        lines.append(f"   {place}{rank}: {textwrap.shorten(hit.text, WIDTH + 60, placeholder=' ...')}")
     if finding.count > len(finding.evidence):
         lines.append(f"   ({finding.count} lines like these)")
     if finding.fixes:

@@ -17,7 +17,7 @@ from envforge.jobs.follow import JobState
 from envforge.jobs.kubeapi import Api, about, index_of, name_of, status_of
 from envforge.jobs.manifest import CONTAINER, KEY, RECEIPT_BEGIN, RECEIPT_END, Manifest, dump, job_name
 from envforge.jobs.model import PREFLIGHT_EXIT, JobSpec
-from envforge.jobs.record import Record, new_record, read_record, submitted, write_record
+from envforge.jobs.record import Record, keep_plan, new_record, read_record, submitted, write_record
 
 SCRIPT = "job.yaml"
 # --- once, and only once -------------------------------------------------------------------------------------------
@@ -58,6 +58,7 @@ def submit(spec: JobSpec, objects: list[Manifest], context: str | None = None) -
             extra={"namespace": api.namespace, "context": api.context},
         )  # fmt: skip
         write_atomic(folder / SCRIPT, dump(objects))
+        keep_plan(spec)
         write_record(replace(record, state="submitting"))
         name = job_name(spec)
         try:

@@ -53,6 +53,8 @@ class Record:
 
 def new_record(spec: JobSpec, backend: str, **fields: Any) -> Record:
     """The record of a job that nobody was asked for yet."""
+    if spec.secrets:  # their names: what must not be sent when somebody packs the logs
+        fields["extra"] = {**fields.get("extra", {}), "secrets": list(spec.secrets)}
     return Record(
         backend,
         spec.name,
@@ -88,6 +90,13 @@ def write_record(record: Record) -> Path:
         ) from error
     write_atomic(folder / RECORD, json.dumps(record.to_json(), indent=1, ensure_ascii=False) + "\n")
     return folder / RECORD
+
+
+def keep_plan(spec: JobSpec) -> None:
+    """The plan of the job's image beside its record, for whoever asks later why it failed."""
+    if spec.plan is not None:
+        text = json.dumps(dict(spec.plan), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+        write_atomic(Path(spec.output) / "plan.json", text)
 
 
 def read_record(folder: Path) -> Record | None:

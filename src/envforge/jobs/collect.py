@@ -1,0 +1,145 @@
+"""What came of many jobs, in one table: a row for each node's proof, each refused node, and each job without either."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from envforge.errors import EnvforgeError, UsageError
+from envforge.jobs.follow import JobState, follower, preflights
+from envforge.jobs.record import Record, find_records
+
+Explain = Callable[[Record], tuple[str, str] | None]  # a job -> diagnose's first finding: its id and title
+FAILED, OPEN, PASSED = "failed", "open", "passed"
+_ORDER = (FAILED, OPEN, PASSED)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line. result: `failed`, `open` (waiting, running, nothing to tell yet) or `passed`. digest: of the image that
+    the receipt proves, else of the job's. finding: what diagnose made of the logs of a failed one."""
+
+    result: str
+    job: str
+    job_id: str
+    node: str
+    state: str
+    exit_code: int | None
+    grade: str
+    digest: str
+    seconds: float | None
+    detail: str
+    finding: str = ""
+    title: str = ""
+
+
+def collect(places: Iterable[Path], explain: Explain) -> list[Row]:
+    """Rows of all jobs in these folders, failed ones first, then by job and node.
+
+    Raises:
+        UsageError: a place that holds neither jobs nor receipts.
+    """
+    rows: list[Row] = []
+    for place in places:
+        found = find_records(place)
+        loose = [] if found else list(_loose(place))
+        if not found and not loose:
+            raise UsageError(f"{place} holds no job and no receipt", "name a job's folder, or the folder of several")
+        rows += [row for record in found for row in rows_of(record, explain)]
+        rows += loose
+    return sorted(set(rows), key=lambda row: (_ORDER.index(row.result), row.job, row.node, row.job_id))
+
+
+def rows_of(record: Record, explain: Explain) -> list[Row]:
+    """The rows of one job."""
+    try:
+        state = follower(record).status(record)
+    except EnvforgeError as error:
+        state = JobState(record.job_id or "", "unknown", reason=error.cause.splitlines()[0])
+    base = Row(
+        OPEN, record.name, state.job_id or record.job_id or "", state.nodes, state.state, state.exit_code, "",
+        record.digest or "", None, state.reason,
+    )  # fmt: skip
+    rows = [_refused(base, row) for row in preflights(record) if row.get("ok") is False]
+    rows += [_proof(base, row, node, record) for node, row in _receipts(Path(record.output))] if record.output else []
+    ends = FAILED if state.ended and state.state != "done" else PASSED if state.state == "done" else OPEN
+    if not rows:
+        if record.verify and ends == PASSED:
+            base = replace(base, detail="it ended well and left no receipt")
+            ends = FAILED
+        rows = [replace(base, result=ends)]
+    elif ends == FAILED and all(row.result == PASSED for row in rows):
+        rows.append(replace(base, result=FAILED))
+    found = explain(record) if any(row.result == FAILED for row in rows) else None
+    if found is None:
+        return rows
+    return [replace(row, finding=found[0], title=found[1]) if row.result == FAILED else row for row in rows]
+
+
+def _refused(base: Row, row: Mapping[str, Any]) -> Row:
+    cause = row.get("cause") or {}
+    detail = f"refused: {cause.get('id')}: {cause.get('text')}"
+    return replace(base, result=FAILED, node=str(row.get("node") or ""), detail=detail)
+
+
+def _proof(base: Row, receipt: Mapping[str, Any], node: str, record: Record | None) -> Row:
+    passed = receipt.get("passed") is True
+    first = receipt.get("first_failure") or {}
+    detail = "" if passed else f"{first.get('layer')}, {first.get('check')}: {first.get('text')}"
+    digest = str(receipt.get("image_digest") or "")
+    if record is not None and record.digest and digest and digest != record.digest:
+        passed, detail = False, f"the receipt is of another image than the job's {record.digest}"
+    seconds = receipt.get("seconds")
+    return replace(
+        base,
+        result=PASSED if passed else FAILED,
+        node=node,
+        grade=str(receipt.get("grade") or ""),
+        digest=digest or base.digest,
+        seconds=float(seconds) if isinstance(seconds, int | float) else None,
+        detail=detail,
+    )
+
+
+def _receipts(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    return [(path.stem.removeprefix("receipt-"), data) for path in sorted(folder.glob("receipt-*.json"))
+            if (data := _read(path)) is not None]  # fmt: skip
+
+
+def _loose(place: Path) -> Iterable[Row]:
+    """Receipts that lie about without a job."""
+    paths = [place] if place.is_file() else sorted(place.glob("*.json")) if place.is_dir() else []
+    for path in paths:
+        data = _read(path)
+        if data is not None and data.get("kind") == "receipt":
+            empty = Row(OPEN, path.stem, "", "", "", None, "", "", None, "")
+            yield _proof(empty, data, str((data.get("host") or {}).get("name") or ""), None)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def to_csv(rows: Iterable[Row]) -> str:
+    """With a header; a cell that a spreadsheet would run as a formula begins with a quote."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [field.name for field in fields(Row)], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        cells = {key: "" if value is None else str(value) for key, value in asdict(row).items()}
+        writer.writerow({key: f"'{cell}" if cell[:1] in ("=", "+", "@", "-") else cell for key, cell in cells.items()})
+    return out.getvalue()
+
+
+def to_json(rows: Iterable[Row]) -> dict[str, Any]:
+    """The documented shape."""
+    return {"schema": 1, "rows": [asdict(row) for row in rows]}
