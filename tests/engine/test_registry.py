@@ -15,6 +15,7 @@ from standins import WHEELS, lock_of, make_plan, make_spec, offline, options
 from envforge.errors import OutsideError, UsageError
 from envforge.image.build import build_plan
 from envforge.image.engines.docker import DockerEngine
+from envforge.image.library import in_registry_books
 from envforge.image.registry import Registry, RegistryError, in_registry, parse_reference
 from envforge.image.values import BuildResult, Event
 
@@ -69,6 +70,11 @@ def test_what_was_pushed_is_found_by_tag_and_label_and_not_built_again(
     again = build(base_image, tmp_path, "pushed", registry=team, push=True)
     assert again.reused
     assert again.registry == {**first.registry, "pushed": False}
+
+    # A tag of another kind beside it is not ours.
+    engine.push(kept, f"{team}/pushed:latest")
+    (book,) = in_registry_books(team, ["pushed", "no-such-stack"])
+    assert (book.name, book.address) == (first.registry["image"], first.address)
 
     forget(engine, first)
     events: list[Event] = []

@@ -46,20 +46,24 @@ def find(
     driver: t.DriverOption = None,
     gpu: t.GpuOption = None,
     arch: t.ArchOption = None,
+    registry: Annotated[str | None, typer.Option(help="Look there instead: registry.example/team.")] = None,
+    stack: Annotated[list[str] | None, typer.Option(help="Stacks to look for in the registry.")] = None,
     engine: EngineOption = "auto",
     json_: JsonOption = False,
 ) -> None:
     """Which built image suits these hosts? Exit 1 when none does."""
     import json
 
-    from envforge.image.library import plan_of, unsuited
+    from envforge.image.library import in_registry_books, plan_of, unsuited
     from envforge.settings import layered_matrix
+    from envforge.spec import spec_names
 
     hosts = t.Targets(host, fleet, driver, gpu, None, arch).read()
     matrix = layered_matrix()
     rows = []
     fits = 0
-    for book in _books(_engine(engine)):
+    books = in_registry_books(registry, stack or spec_names()) if registry else _books(_engine(engine))
+    for book in books:
         plan = plan_of(book.image.labels, book.name or book.image.id)
         if book.name is None or plan is None:
             continue
@@ -78,7 +82,7 @@ def find(
             for reason in why[:3]:
                 typer.echo(f"         {reason['host']}: {reason['text']}")
     if not fits:
-        print("no image that was built here suits; envforge build makes one", file=sys.stderr)
+        print("none of these images suits; envforge build makes one", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envforge.errors import DataError
 from envforge.image.engines import ImageInfo
+from envforge.image.registry import Registry, in_registry
 from envforge.image.render import unpack_plan
 from envforge.image.state import folder_of, proof_of, users
 from envforge.image.values import (
@@ -30,18 +32,23 @@ if TYPE_CHECKING:
     from envforge.matrix.model import Matrix
 
 OURS = "envforge/"
+_TAG = re.compile(r"[A-Za-z0-9_.]+-(cpu|cu\d+)-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """One image as its labels tell it. `names`: all; `name`: the one that says it is finished, None without it."""
+    """One image as its labels tell it. `name`: the one that says it is finished, None without it; in a registry
+    (`remote`) its reference by digest."""
 
     image: ImageInfo
     proof: str | None = None
     projects: tuple[Path, ...] = ()
+    remote: str | None = None
 
     @property
     def name(self) -> str | None:
+        if self.remote is not None:
+            return self.remote
         return next((name for name in self.image.names if name.startswith(OURS)), None)
 
     @property
@@ -84,6 +91,28 @@ def shelve(images: Sequence[ImageInfo], state: Path) -> tuple[Book, ...]:
         address = image.labels.get(LABEL_ADDRESS, "")
         place = folder_of(state, address)
         books.append(Book(image, proof_of(place), users(place, address)))
+    return tuple(sorted(books, key=lambda book: (book.image.created, book.image.id), reverse=True))
+
+
+def in_registry_books(registry: str, stacks: Iterable[str]) -> tuple[Book, ...]:
+    """The images of ours that a registry has of these stacks, newest first; tags of other kinds are passed over.
+
+    Raises:
+        RegistryError: no answer, or a refusal. DataError: `registry` is not one.
+    """
+    books = []
+    client: Registry | None = None
+    for stack in dict.fromkeys(stacks):
+        where = in_registry(registry, f"{OURS}{stack}:any")
+        client = client or Registry(where.host)
+        for tag in client.tags(where):
+            if not _TAG.fullmatch(tag):
+                continue
+            found = client.find(replace(where, tag=tag))
+            address = found.labels.get(LABEL_ADDRESS, "") if found is not None else ""
+            if found is not None and address and tag.endswith(f"-{address[:12]}"):
+                image = ImageInfo(found.config, (str(found.reference),), found.labels, found.size, found.created)
+                books.append(Book(image, remote=where.at(found.digest)))
     return tuple(sorted(books, key=lambda book: (book.image.created, book.image.id), reverse=True))
 
 

@@ -66,7 +66,7 @@ class Remote:
     """An image in a registry.
 
     digest: of its manifest, what `@sha256:...` names. config: of its configuration, which is docker's image id.
-    size: bytes of its layers, compressed.
+    size: bytes of its layers, compressed. created: ISO, where the configuration says.
     """
 
     reference: Reference
@@ -74,6 +74,7 @@ class Remote:
     config: str
     labels: dict[str, str]
     size: int
+    created: str = ""
 
 
 class RegistryError(OutsideError):
@@ -181,8 +182,9 @@ class Registry:
         blob = self._ask("GET", reference, f"blobs/{config}")
         if blob is None:
             return None
-        labels = (_json(blob, reference).get("config") or {}).get("Labels") or {}
-        return Remote(reference, digest, config, {str(k): str(v) for k, v in labels.items()}, size)
+        data = _json(blob, reference)
+        labels = {str(k): str(v) for k, v in ((data.get("config") or {}).get("Labels") or {}).items()}
+        return Remote(reference, digest, config, labels, size, str(data.get("created") or ""))
 
     def tags(self, reference: Reference) -> tuple[str, ...]:
         """All tags of the reference's repository; empty where there is none.
