@@ -231,6 +231,18 @@ def test_a_model_without_generate_names_the_remote_code(settings: Settings) -> N
         ask(Bare(), None, "x", 1, "cpu")
 
 
+def test_four_bits_that_are_none(settings: Settings, run_layer_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HfStack, "four_bit_model", lambda self: self.model())
+    check = run_layer_here(chat.run, settings, four_bit=True)["four-bit"]
+    assert check.status == FAIL and "no layer of the model is a 4-bit layer" in check.text
+
+
+def test_four_bits(settings: Settings, run_layer_here: Run) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    check = run_layer_here(chat.run, settings, four_bit=True)["four-bit"]
+    assert check.figures["layers"] == ["Linear4bit"]  # so small a model may lose its words by that
+
+
 def test_an_answer_beyond_the_positions(settings: Settings, run_layer_here: Run, tmp_path: Path) -> None:
     changed = copy_of(Path(settings.model), tmp_path, max_position_embeddings=16)
     check = run_layer_here(chat.run, settings, model=str(changed))["answer"]
@@ -348,6 +360,55 @@ def test_a_rate_that_blows_up_gives_advice(settings: Settings) -> None:
     log = take(settings, lambda made: None, policy)
     assert "nan" in log.bad or "inf" in log.bad, log
     assert "not finite" in log.bad or "max_grad_norm 0.3" in log.bad
+
+
+def test_a_gradient_norm_that_is_none_is_told_from_a_loss_that_is_none(
+    settings: Settings, run_layer_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(model: Any) -> None:
+        next(p for n, p in model.named_parameters() if "lora_B" in n).register_hook(lambda g: g * float("nan"))
+
+    broken(monkeypatch, change)
+    check = run_layer_here(training.run, settings)["steps"]
+    assert check.status == FAIL and "step 1: the loss is finite" in check.text and "gradient norm is nan" in check.text
+
+
+@pytest.mark.parametrize(
+    ("ids", "precision", "words"),
+    [([5, 6, 7], "fp32", "a sample of 3 tokens"), ([5] * 20, "fp16", "above 65504"), ([5] * 20, "fp32", "5e-05")],
+)
+def test_why_a_loss_is_no_number(settings: Settings, ids: list[int], precision: str, words: str) -> None:
+    from envforge.verify.policy import Precision
+
+    stack = HfStack(settings)
+    policy = TrainingPolicy(max_length=64)
+    batch = SafeCollator(stack.tokenizer(), policy)([{"input_ids": ids}])
+    said = steps.why_not_finite(float("nan"), 3, 2, batch, stack.model(), policy, Precision(precision, ""))
+    assert said.startswith("step 3, micro-batch 2: the loss is nan") and words in said
+
+
+def test_a_checkpoint_that_cannot_be_read_back(
+    settings: Settings, run_layer_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers refuses torch.load under an older torch; its guard is made to refuse here too."""
+    import transformers
+
+    original = transformers.Trainer._load_optimizer_and_scheduler
+
+    def refuse(self: Any, checkpoint: Any) -> None:
+        if checkpoint is None:
+            return original(self, checkpoint)
+        raise ValueError("Due to a serious vulnerability issue in `torch.load` ... require users to upgrade torch")
+
+    monkeypatch.setattr(transformers.Trainer, "_load_optimizer_and_scheduler", refuse)
+    checks = run_layer_here(training.run, settings, steps=2)
+    assert checks["trainer"].status == PASS
+    assert checks["resume"].status == FAIL and "torch.load" in checks["resume"].text
+
+
+def test_other_columns_do_not_reach_the_model(settings: Settings) -> None:
+    rows = [{"input_ids": [5, 6, 7], "text": "raw", "title": "x", "labels": "y"}]
+    assert set(SafeCollator(HfStack(settings).tokenizer())(rows)) == {"input_ids", "attention_mask", "labels"}
 
 
 def test_odd_device_and_dtype_are_named(settings: Settings) -> None:

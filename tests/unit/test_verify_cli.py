@@ -88,6 +88,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "plan.json").write_text(json.dumps(plan))
     argv = ["--grade", "static", "--plan", str(folder / "plan.json"), "--layers", "environment"]
     argv += ["--json", str(folder / "receipt.json"), "--report", str(folder / "page.html")]
+    argv += ["--logs", str(folder / "logs")]
     assert run(argv) == 1
     return folder / "receipt.json"
 
@@ -98,7 +99,8 @@ def test_the_real_proof_through_the_command(failed: Path) -> None:
     assert isinstance(receipt["findings"], list)
     page = (failed.parent / "page.html").read_text()
     assert "environment.pins" in page and "no-such-package-here==1 is not installed" in page
-    assert sorted(path.name for path in failed.parent.iterdir()) == ["page.html", "plan.json", "receipt.json"]
+    assert sorted(path.name for path in failed.parent.iterdir()) == ["logs", "page.html", "plan.json", "receipt.json"]
+    assert {"environment.log", "environment.events"} <= {path.name for path in (failed.parent / "logs").iterdir()}
 
 
 def with_failure(failed: Path, place: Path, check: dict[str, object], **run: object) -> Path:

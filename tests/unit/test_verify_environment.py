@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envforge.verify.layers import device, environment, host
+from envforge.verify.layers import attention, device, environment, host, kernel, oom
 from envforge.verify.record import FAIL, PASS, SKIP, WARN, Check, Recorder
 from envforge.verify.settings import Settings
 
@@ -146,8 +146,14 @@ def test_driver_floor(
     driver: str | None, cuda: str, floor: str | None, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "driver_version", lambda: driver)
+    monkeypatch.setattr(device, "_nvcc", lambda: "12.6")
     settings = Settings(plan=plan(driver_floor=floor) if floor else None)
-    assert one(lambda r: device.driver(settings, r, torch_stub(cuda=cuda))).status == status
+    check = one(lambda r: device.driver(settings, r, torch_stub(cuda=cuda)))
+    assert check.status == status
+    # Driver, toolkit and torch's CUDA stand side by side, whatever the answer is.
+    assert (check.figures["driver"], check.figures["toolkit"], check.figures["torch_cuda"]) == (driver, "12.6", cuda)
+    if status == FAIL:
+        assert "torch build for an older CUDA" in check.text and "newer driver" in check.text
 
 
 def test_left_over_processes_are_told_with_pid_and_age(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,3 +256,112 @@ def test_a_foreign_environment_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
 )
 def test_import_errors_for_lack_of_a_gpu(text: str, device: bool) -> None:
     assert environment.needs_device(RuntimeError(text)) is device
+
+
+class Numbers:
+    """A tensor as far as the kernel check asks one."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> Any:
+        return SimpleNamespace(all=lambda: self.value == other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("adds", "status"), [(1.0, PASS), (2.0, FAIL)])
+def test_triton_kernel_is_launched_and_its_result_looked_at(
+    adds: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stand-ins for Triton and the GPU: the kernel adds what it is told to."""
+
+    class Jit:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            def call(values: Numbers, *rest: object, **more: object) -> None:
+                values.value += adds
+
+            return call
+
+    monkeypatch.setattr(kernel, "_kernel", Jit)
+    monkeypatch.setattr(device, "version_of", lambda name: (3, 4))
+    torch = SimpleNamespace(zeros=lambda size, device: Numbers(0.0), cuda=SimpleNamespace(synchronize=lambda: None))
+    check = one(lambda r: device.triton(Settings(device="cuda"), r, torch))
+    assert check.status == status, check.text
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "capability", "status"),
+    [
+        ("flash-attn", "cpu", (8, 0), SKIP),
+        ("flash-attn", "cuda", (7, 5), SKIP),  # FlashAttention 2 starts with Ampere
+        ("flash-attn", "cuda", (8, 0), PASS),
+        ("xformers", "cuda", (7, 5), PASS),
+    ],
+)
+def test_attention_kernels_run_where_they_are_installed_and_can(
+    name: str, place: str, capability: tuple[int, int], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "version_of", lambda package: (2, 8) if package == name else ())
+    monkeypatch.setattr(attention, "flash_attn", lambda: "flash")
+    monkeypatch.setattr(attention, "xformers", lambda: "xformers")
+    ran: list[object] = []
+    monkeypatch.setattr(attention, "agrees", lambda check, torch, function, where: ran.append(function))
+    torch = torch_stub(capability=capability)
+    check = one(lambda r: attention.kernels(Settings(device=place), r, torch))
+    assert (check.id, check.status) == (f"environment.{name}-kernel", status)
+    assert ran == ([name.partition("-")[0]] if status == PASS else [])
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (oom.Memory(2048, 100, 24000, 23000, 23500, 200), "the work is too large"),
+        (oom.Memory(2048, 500, 24000, 18000, 23000, 900), "in pieces"),
+        (oom.Memory(2048, 300, 24000, 6000, 6200, 100), "held by other processes"),
+    ],
+)
+def test_out_of_memory_is_told_by_its_numbers(memory: oom.Memory, words: str) -> None:
+    said = oom.sentence(memory)
+    assert words in said and "2048 MiB asked" in said and "largest piece" in said
+
+
+def test_out_of_memory_fails_the_check_and_keeps_the_error() -> None:
+    """A stand-in for torch on a GPU that refuses."""
+
+    class Refused(RuntimeError):
+        pass
+
+    cuda = SimpleNamespace(
+        mem_get_info=lambda: (100 << 20, 24000 << 20),
+        memory_snapshot=lambda: [{"blocks": [{"size": 200 << 20, "state": "inactive"}]}],
+        memory_allocated=lambda: 23000 << 20,
+        memory_reserved=lambda: 23500 << 20,
+    )
+    torch = SimpleNamespace(OutOfMemoryError=Refused, cuda=cuda)
+    error = Refused("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+    recorder = Recorder("training")
+    with recorder.check("steps") as check:
+        oom.explain(check, torch, error)
+    with recorder.check("other") as check:
+        oom.explain(check, torch, RuntimeError("something else"))
+    first, second = recorder.checks
+    assert first.status == FAIL and first.figures["out_of_memory"]["asked"] == 2048
+    assert "--data FILE" in first.text and "Tried to allocate 2.00 GiB" in first.error
+    assert second.status == PASS
+
+
+@pytest.mark.parametrize(
+    ("place", "chosen", "status"), [("cuda", "cuda", PASS), ("cuda", "cpu", FAIL), ("cpu", "cpu", PASS)]
+)
+def test_what_unsloth_says_of_itself_is_recorded(
+    place: str, chosen: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for unsloth; tests with the real one need its whole stack."""
+    import sys
+
+    from envforge.verify.stacks.unsloth import UnslothStack
+
+    monkeypatch.setitem(sys.modules, "unsloth", SimpleNamespace(DEVICE_TYPE=chosen))
+    check = one(UnslothStack(Settings(device=place, stack="unsloth")).self_check)
+    assert check.status == status and check.figures["device_type"] == chosen

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from envforge.verify import TrainingPolicy, length_report
+from envforge.verify import NotReadyError, TrainingPolicy, gpu_precheck, length_report
 from envforge.verify.policy import SafeCollator
 
 
@@ -72,3 +75,51 @@ def test_encode_cuts_and_checks() -> None:
 def test_what_is_no_tokenized_input_is_named(sample: object, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         SafeCollator(WordTokenizer(), vocabulary=6).encode(sample)
+
+
+def gpu(free_mib: int, cuda: str | None = "12.6", usable: bool = True) -> SimpleNamespace:
+    """A stand-in for torch with one GPU of 24 GiB."""
+    return SimpleNamespace(
+        __version__="2.13.0",
+        version=SimpleNamespace(cuda=cuda),
+        cuda=SimpleNamespace(
+            is_available=lambda: usable,
+            device_count=lambda: 1,
+            mem_get_info=lambda index: (free_mib << 20, 24576 << 20),
+            get_device_capability=lambda index: (8, 6),
+            get_device_name=lambda index: "a GPU",
+        ),
+    )
+
+
+def test_the_precheck_tells_name_and_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", gpu(20000))
+    found = gpu_precheck(min_free_mib=8000)
+    assert (found.name, found.sm, found.free_mib, found.total_mib) == ("a GPU", "8.6", 20000, 24576)
+
+
+@pytest.mark.parametrize(
+    ("torch", "device", "words"),
+    [
+        (gpu(3000), 0, "3000 MiB free of 24576, 8000 are wanted"),
+        (gpu(20000, cuda=None), 0, "a build without CUDA"),
+        (gpu(20000, usable=False), 0, "no GPU can be used"),
+        (gpu(20000), 3, "there is no GPU 3"),
+    ],
+)
+def test_the_precheck_stops_before_anything_is_spent(
+    torch: SimpleNamespace, device: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with pytest.raises(NotReadyError, match=words):
+        gpu_precheck(min_free_mib=8000, device=device)
+
+
+def test_precision_follows_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", gpu(20000))
+    assert TrainingPolicy().precision_for("cuda").name == "bf16"
+    old = gpu(20000)
+    old.cuda.get_device_capability = lambda index: (7, 0)
+    monkeypatch.setitem(sys.modules, "torch", old)
+    half = TrainingPolicy().precision_for("cuda")
+    assert half.name == "fp16" and "no native bfloat16" in half.reason

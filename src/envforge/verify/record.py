@@ -79,12 +79,14 @@ class Recorder:
             yield check
         except Fail as stop:
             check.status, check.text = FAIL, str(stop)
+            if stop.__cause__ is not None:
+                check.error = ended(stop.__cause__)
         except Skip as stop:
             check.status, check.text = SKIP, str(stop)
         except (Exception, SystemExit) as error:
             check.status = FAIL
             check.text = f"{type(error).__name__}: {first_lines(str(error))}"
-            check.error = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-6000:]
+            check.error = ended(error)
         check.seconds = round(time.monotonic() - start, 3)
         check.cpu_seconds = round(time.process_time() - burnt, 3)
         self.checks.append(check)
@@ -103,6 +105,11 @@ class Recorder:
     def failed(self) -> bool:
         """Whether any check failed so far."""
         return any(check.status == FAIL for check in self.checks)
+
+
+def ended(error: BaseException) -> str:
+    """The end of a traceback."""
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))[-6000:]
 
 
 def first_lines(text: str, count: int = 3, width: int = 400) -> str:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from envforge.verify.layers import oom
 from envforge.verify.layers.adapters import judge, lora_parts, snapshot
 from envforge.verify.layers.chat import memory_figures
 from envforge.verify.layers.paths import ADAPTER
@@ -49,7 +50,11 @@ def run(settings: Settings, recorder: Recorder) -> None:
     watch = MemoryWatch(settings.device)
     log = Log()
     with recorder.check("steps") as check:
-        take_steps(model, batches, policy, precision, settings.device, settings.steps, watch, log)
+        try:
+            take_steps(model, batches, policy, precision, settings.device, settings.steps, watch, log)
+        except RuntimeError as error:
+            oom.explain(check, torch, error)
+            raise
         recorder.note("losses", log.losses)
         recorder.note("gradient_norms", log.norms)
         check.figure(
@@ -164,9 +169,13 @@ def full_length(
         if settings.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         start = time.monotonic()
-        with nullcontext() if precision.name == "fp32" else torch.autocast(settings.device, dtype=precision.dtype):
-            loss = model(**batch).loss
-        loss.backward()
+        try:
+            with nullcontext() if precision.name == "fp32" else torch.autocast(settings.device, dtype=precision.dtype):
+                loss = model(**batch).loss
+            loss.backward()
+        except RuntimeError as error:
+            oom.explain(check, torch, error)
+            raise
         if settings.device == "cuda":
             torch.cuda.synchronize()
             check.figure(peak_mib=round(torch.cuda.max_memory_allocated() / 2**20, 1))
