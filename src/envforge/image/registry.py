@@ -105,7 +105,7 @@ def parse_reference(text: str) -> Reference:
     """
     first, slash, _ = text.partition("/")
     whole = text
-    if not slash or not ("." in first or ":" in first or first == "localhost"):
+    if not slash or not _names_host(first):
         whole = f"{HUB}/{text if slash else 'library/' + text}"
     match = _REFERENCE.fullmatch(whole)
     if match is None:
@@ -119,10 +119,15 @@ def in_registry(registry: str, tag: str) -> Reference:
     Raises:
         DataError: `registry` is not one.
     """
-    host = registry if "." in registry.split("/")[0] or ":" in registry.split("/")[0] else f"{HUB}/{registry}"
-    if registry.split("/")[0] == "localhost":
-        host = registry
-    return parse_reference(f"{host.rstrip('/')}/{tag.removeprefix('envforge/')}")
+    place = registry.rstrip("/")
+    if not _names_host(place.split("/")[0]):
+        place = f"{HUB}/{place}"
+    return parse_reference(f"{place}/{tag.removeprefix('envforge/')}")
+
+
+def _names_host(first: str) -> bool:
+    """Is the first part of a name a host, as docker tells it?"""
+    return "." in first or ":" in first or first == "localhost"
 
 
 def is_loopback(host: str) -> bool:
