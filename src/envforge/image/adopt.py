@@ -137,7 +137,7 @@ def adopt(
     if carried is not None and carried.pins == wanted.pins and image.labels.get(LABEL_ADDRESS):
         name = _our_name(image, carried)
         image = engine.tag(image, name)
-    return Adopted(image, wanted, name, _in_registry(reference))
+    return Adopted(image, wanted, name, _in_registry(reference, image))
 
 
 def _our_name(image: ImageInfo, plan: Plan) -> str:
@@ -149,8 +149,9 @@ def _our_name(image: ImageInfo, plan: Plan) -> str:
     return quote.reference(f"{OURS}{image.labels.get(LABEL_STACK) or 'custom'}:{torch}-{plan.variant}-{address[:12]}")
 
 
-def _in_registry(reference: str) -> dict[str, Any] | None:
-    """Where it is in a registry, for build.json; None for a local name, or where the registry does not say."""
+def _in_registry(reference: str, image: ImageInfo) -> dict[str, Any] | None:
+    """Where it is in a registry, for build.json; None for a local name, or where the registry does not say the same:
+    a tag may have moved on since the image was fetched."""
     from envforge.image.publish import record
 
     if "/" not in reference or not ("." in reference.split("/")[0] or ":" in reference.split("/")[0]):
@@ -160,4 +161,6 @@ def _in_registry(reference: str) -> dict[str, Any] | None:
         remote = Registry(where.host).find(where)
     except RegistryError:
         return None
-    return record(remote.reference, remote.digest, pushed=False) if remote is not None else None
+    if remote is None or image.id not in (remote.config, remote.digest):
+        return None
+    return record(remote.reference, remote.digest, pushed=False)
