@@ -32,8 +32,10 @@ _NO_VALUE = re.compile(r"(?i)(?:true|false|none|null|yes|no|\d{1,7}|<[\w -]+>|\*
 
 # Shapes that are secrets wherever they stand. Sources: the providers' documentation of their token formats.
 _SHAPES: tuple[tuple[str, str], ...] = (
-    (r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", "private-key"),
-    (r"(?:^|(?<=\n))(?:[A-Za-z0-9+/=]{16,}\n)+-----END [A-Z ]*PRIVATE KEY-----", "private-key"),
+    (r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[\s\S]{0,20000}?-----END [A-Z ]*PRIVATE KEY-----"
+     r"|[^\n]*(?:\n[^\n]{0,120}?[A-Za-z0-9+/=]{16,}[^\n]{0,20}(?=\n|\Z))*)", "private-key"),
+    (r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/=]{16,}(?:\s{0,4}\n[^\n]{0,120}?[A-Za-z0-9+/=]{16,})*\s{0,4}\n[^\n]{0,120}?"
+     r"-----END [A-Z ]*PRIVATE KEY-----", "private-key"),
     (r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}\b", "hub-token"),
     (r"\bms-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "hub-token"),
     (r"\b(?:A3T[A-Z0-9]|AKIA|ASIA|AGPA|AIDA|AROA|ANPA|ANVA)[A-Z0-9]{16}\b", "aws-key"),
@@ -64,10 +66,10 @@ class Redactor:
     _words: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def text(self, text: str) -> str:
-        """The text without what must not be sent."""
+        """The text without what must not be sent, and without colours, which hide where words begin."""
+        text = _COLOUR.sub("", text)
         for value in sorted({value for value in self.secrets if len(value) > TOO_SHORT}, key=lambda v: (-len(v), v)):
             text = self._plain(text, value)
-        text = _pem_lines(text, self._mark("private-key"))
         for shape, kind in _compiled():
             text = shape.sub(self._mark(kind), text)
         text = _BASIC.sub(self._credentials, text)
@@ -173,10 +175,11 @@ _PAIR = re.compile(
 )
 _HOME = re.compile(r"(?P<head>(?:/home/(?:[a-z]/)?|/Users/|/export/home/|/u/|C:\\{1,2}Users\\{1,2}))(?P<name>[\w.-]+)")
 _USER = re.compile(
-    r"(?P<head>\b(?:UserId|GroupId|User|USER|LOGNAME|USERNAME|Owner|owner|uname)(?:\s?[=:]\s?[\"']?| \"))"
+    r"(?P<head>\b(?:UserId|GroupId|User|USER|LOGNAME|USERNAME|uname)(?:\s?[=:]\s?[\"']?| \"))"
     r"(?P<name>[A-Za-z_][\w.-]{0,63})"
 )
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[a-z]{2,24}\b")
+_COLOUR = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
 _cache: list[tuple[re.Pattern[str], str]] = []
 
 
@@ -184,11 +187,6 @@ def _compiled() -> list[tuple[re.Pattern[str], str]]:
     if not _cache:
         _cache.extend((re.compile(pattern), what) for pattern, what in _SHAPES)
     return _cache
-
-
-def _pem_lines(text: str, mark: Callable[[re.Match[str]], str]) -> str:
-    """Keys in one line of JSON, with \\n for line breaks."""
-    return re.sub(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^\n]*?-----END [A-Z ]*PRIVATE KEY-----", mark, text)
 
 
 def secret_values(environment: Mapping[str, str], further: Iterable[str] = ()) -> tuple[str, ...]:
