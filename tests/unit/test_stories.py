@@ -2,7 +2,7 @@
 
 The lines are the remedies of three kinds of failure (a training that dies with "unknown error", an environment that is
 wrong rather than the data, a model that breaks after merging). Here only the names are checked: a test that is renamed
-or removed leaves a remedy without proof, and that fails. A name is `folder/file.py::function`, or `cases/file.yaml::id`.
+or removed leaves a remedy without proof, and that fails. Names: `folder/file.py::function`, or `cases/file.yaml::id`.
 """
 
 from __future__ import annotations
