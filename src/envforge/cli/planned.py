@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from envforge.cli import target as t
 
 if TYPE_CHECKING:
+    from envforge.cli.answer import Outcome
     from envforge.image.engines import Engine
     from envforge.image.values import InstallSource, Progress
     from envforge.lock import Lock, PipSettings
@@ -87,7 +88,8 @@ def find_plan(
     around: Around,
     mirror: list[str] | None = None,
 ) -> Found:
-    """Resolve and lock what was asked for.
+    """Resolve and lock what was asked for; a project whose plan and lock still answer it keeps them, and no index is
+    asked.
 
     Raises:
         ConflictError: there is no such environment. Others of resolving and locking.
@@ -102,6 +104,15 @@ def find_plan(
 
     progress(Event("stage", "resolving and locking"))
     settings = chosen_settings(project_of(words), mirror, ca)
+    packages = package_settings(settings)
+    offline = run_resolve(
+        words, files, spec, targets, glibc=targets.glibc or around.glibc, pythons=around.pythons, chosen=settings
+    )
+    if (kept := frozen(offline)) is not None:
+        plan, lock = kept
+        own = offline.intake.spec or Spec(name="custom", requests=offline.intake.lines)
+        source = install_source(packages, lock, wheelhouse=wheelhouse, mirrors=settings.mirrors)
+        return Found(plan, lock, own, source, offline.matrix.bases, offline.intake.project, packages=packages)
     outcome = run_resolve(
         words,
         files,
@@ -117,7 +128,6 @@ def find_plan(
         raise ConflictError(outcome.conflict_text(), outcome.fix_text())
     for note in outcome.notes:
         progress(Event("stage", f"note: {note}"))
-    packages = package_settings(settings)
     own = outcome.intake.spec or Spec(name="custom", requests=outcome.intake.lines)
     return Found(
         plan=outcome.answer.plan,
@@ -129,3 +139,35 @@ def find_plan(
         packages=packages,
         notes=tuple(outcome.notes),
     )
+
+
+def frozen(outcome: Outcome) -> tuple[Plan, Lock] | None:
+    """The project's plan and lock, where they are what the request comes to now; None where something is new.
+
+    The lock of a project is meant to be kept: asking the indexes again could only replace packages that nobody named.
+    """
+    from dataclasses import replace
+
+    from envforge.errors import UsageError
+    from envforge.lock.read import read_lock
+    from envforge.project import read_plan
+
+    project, plan = outcome.intake.project, outcome.answer.plan
+    if project is None or plan is None or any(request.url for request in outcome.intake.lines):
+        return None
+    try:
+        kept = read_plan(project)
+        if kept is None:
+            return None
+
+        def bare(plan: Plan) -> Plan:  # why it is so, and from which state of the matrix, changes no byte
+            return replace(plan, reasons={}, warnings=(), matrix_hash="", matrix_as_of="")
+
+        if bare(kept) != bare(plan):
+            return None
+        lock = read_lock(project, kept)
+    except UsageError:  # no lock, another plan's, or damaged: made anew
+        return None
+    if any(package.path and not Path(package.path).is_file() for package in lock.packages):
+        return None
+    return kept, lock
