@@ -246,7 +246,11 @@ def visible(gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def space(folder: str) -> int | None:
-    """Free MiB for this user in the file system of the folder."""
+    """Free MiB for this user where the folder is, or will be made; None where nothing can be written anyway."""
+    while not os.path.isdir(folder) and folder not in ("", "/"):
+        folder = os.path.dirname(folder)
+    if not os.access(folder, os.W_OK):
+        return None  # an image that is mounted read-only is full by its nature
     try:
         state = os.statvfs(folder)
     except OSError:
@@ -262,7 +266,7 @@ def surroundings(folder: str | None) -> dict[str, Any]:
         shm = state.f_blocks * state.f_frsize // MIB
     except OSError:
         pass
-    places = [os.environ.get(name) for name in ("HF_HOME", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")] + ["/tmp"]
+    places = [os.environ.get(name) for name in ("HF_HOME", "TRITON_CACHE_DIR", "TMPDIR")] + ["/tmp"]
     free = [mib for mib in map(space, filter(None, places)) if mib is not None]
     disk = min(free) if free else None
     import resource
@@ -303,6 +307,8 @@ def judge_driver(answer: dict[str, Any], facts: dict[str, Any]) -> None:
         raise Refuse("driver-library-mismatch", text, "restart the node, or reload the driver's modules")
     if code == 17:
         raise Refuse("gpu-blocked", "the operating system blocks access to the GPU", reset)
+    if code not in (0, None, 9, 12):
+        raise Refuse("driver-broken", f"the NVIDIA driver fails (NVML error {code})", reset)
     if code or not answer.get("gpus"):
         if any(map(os.path.exists, DEVICES)) or os.path.exists("/proc/driver/nvidia/version"):
             text = "the node has an NVIDIA driver, but its libraries or devices are not in the container"

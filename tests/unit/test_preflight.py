@@ -95,6 +95,7 @@ HELD = [{"pid": 4711, "name": "python", "memory_mib": 79000}]
         ("driver-library-mismatch", "different versions",
          {"files": {"nvidia-smi.rc": "18", "nvidia-smi.txt": "Driver/library version mismatch\n"}}),
         ("no-gpu", "no GPU is here", {"files": {"nvidia-smi.rc": "127", "nvidia-smi.txt": "nvidia-smi: not found\n"}}),
+        ("driver-broken", "NVML error 999", {"files": {"nvml.json": '{"error": "?", "code": 999}'}}),
         ("disk-full", "100 MiB are free", {"disk_mib": 100}),
         ("wrong-image", "made for bbb", {"options": ("--address=" + "b" * 64,)}),
     ],
@@ -271,6 +272,12 @@ def test_a_driver_that_hangs_is_given_up(module: ModuleType, monkeypatch: pytest
     assert module.within(0.2)["code"] == 124
     monkeypatch.setattr(module, "ask_nvml", lambda: {"code": 0, "driver": "1", "gpus": []})
     assert module.within(5)["driver"] == "1"
+
+
+def test_space_is_counted_where_something_can_be_written(module: ModuleType, tmp_path: Path) -> None:
+    here = module.space(str(tmp_path))
+    assert here > 0
+    assert abs(module.space(str(tmp_path / "not" / "yet")) - here) < 1024
 
 
 def test_it_loads_only_the_standard_library_and_little_of_that(module: ModuleType) -> None:
