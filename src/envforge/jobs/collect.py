@@ -67,10 +67,11 @@ def rows_of(record: Record, explain: Explain) -> list[Row]:
     )  # fmt: skip
     rows = [_refused(base, row) for row in preflights(record) if row.get("ok") is False]
     rows += [_proof(base, row, node, record) for node, row in _receipts(Path(record.output))] if record.output else []
-    ends = FAILED if state.ended and state.state != "done" else PASSED if state.state == "done" else OPEN
+    # A scheduler that has forgotten a job, or is not there, says nothing about it.
+    ends = {"done": PASSED, "failed": FAILED, "cancelled": FAILED, "timeout": FAILED}.get(state.state, OPEN)
     if not rows:
-        if record.verify and ends == PASSED:
-            base = replace(base, detail="it ended well and left no receipt")
+        if record.verify and state.state in ("done", "lost"):
+            base = replace(base, detail="it ended and left no receipt")
             ends = FAILED
         rows = [replace(base, result=ends)]
     elif ends == FAILED and all(row.result == PASSED for row in rows):
