@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envforge.errors import UsageError
@@ -60,7 +60,15 @@ def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake
         )
     if len(lines) > MAX_LINES:
         raise UsageError(f"{len(lines):,} requirements are more than the {MAX_LINES:,} that one request may hold")
-    return Intake(tuple(lines), tuple(constraints), loaded, project)
+    return Intake(_once(lines), _once(constraints), loaded, project)
+
+
+def _once(lines: list[Request]) -> tuple[Request, ...]:
+    """Each requirement where it was first asked for: said a hundred times it would be explained a hundred times."""
+    first: dict[Request, Request] = {}
+    for line in lines:
+        first.setdefault(replace(line, text="", origin=""), line)
+    return tuple(first.values())
 
 
 def project_of(words: list[str]) -> Path | None:

@@ -72,3 +72,15 @@ def test_faults_in_a_spec_are_named_by_line_and_field(tmp_path: Path, body: str,
     path.write_text(body)
     with pytest.raises(DataError, match=said):
         load_spec(path)
+
+
+def test_a_line_that_stands_twice_counts_once_where_it_stood_first(tmp_path: Path) -> None:
+    path = tmp_path / "requirements.txt"
+    path.write_text("numpy<2\nTorch>=2\npeft\ntorch >= 2\nnumpy<1.26\n")
+    lines = read_intake(["torch>=2"], [path], None).lines
+    assert [(line.name, line.specifier, line.origin) for line in lines] == [
+        ("torch", ">=2", "command line"),
+        ("numpy", "<2", f"{path}:1"),
+        ("peft", "", f"{path}:3"),
+        ("numpy", "<1.26", f"{path}:5"),
+    ]
