@@ -54,6 +54,7 @@ def find(
     """Which built image suits these hosts? Exit 1 when none does."""
     import json
 
+    from envforge.errors import DataError
     from envforge.image.library import in_registry_books, plan_of, unsuited
     from envforge.settings import layered_matrix
     from envforge.spec import spec_names
@@ -64,7 +65,11 @@ def find(
     fits = 0
     books = in_registry_books(registry, stack or spec_names()) if registry else _books(_engine(engine))
     for book in books:
-        plan = plan_of(book.image.labels, book.name or book.image.id)
+        try:
+            plan = plan_of(book.image.labels, book.name or book.image.id)
+        except DataError as error:
+            print(f"passed over: {error.cause}", file=sys.stderr)  # one damaged label must not hide the others
+            continue
         if book.name is None or plan is None:
             continue
         why = [
