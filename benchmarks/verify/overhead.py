@@ -60,11 +60,12 @@ def main() -> None:
             print(f"round {number}: by hand {shown(by_hand[-1])}, proof {shown(proof[-1])}", file=sys.stderr)
         answer = json.loads(by_hand[0].pop("out"))
         data = json.loads(receipt.read_text(encoding="utf-8"))
-    same = [round(loss, 4) for loss in data["losses"]] == answer["losses"]
+    pairs = list(zip(data["losses"], answer["losses"], strict=True))
+    same = all(abs(one - two) < 1e-3 for one, two in pairs)
     best = {kind: (min(r[kind] for r in by_hand), min(r[kind] for r in proof)) for kind in ("wall", "cpu")}
     for kind, (one, two) in best.items():
         print(f"{kind:5} by hand {one:7.1f} s   proof {two:7.1f} s   ratio {two / one:.2f}")
-    print(f"same losses in both: {'yes' if same else 'no'}")
+    print(f"same losses in both: {'yes' if same else f'no: {pairs}'}")
     for layer in data["layers"]:
         slow = sorted(layer["checks"], key=lambda check: -check["cpu_seconds"])[:6]
         named = ", ".join(

@@ -30,6 +30,11 @@ def first_sentence(text: str) -> str:
     return text.partition(". ")[0] + "."
 
 
+def first_words(text: str, count: int = 10) -> str:
+    """The start of a sample, where it only matters that a step is taken."""
+    return " ".join(text.split()[:count])
+
+
 _LONG = (
     "On day {n} the keeper of the lighthouse wrote down the wind, the height of the water and the ships that passed; "
     "there were {m} of them, and none came close to the rocks. "

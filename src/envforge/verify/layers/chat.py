@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from envforge.verify import share
-from envforge.verify.layers.talk import ask, encode_prompt, judge_answer, logits_of
+from envforge.verify.layers.talk import ask, encode_text, judge_answer, logits_of
 from envforge.verify.record import Fail, Recorder, Skip
 from envforge.verify.settings import Settings
 from envforge.verify.stacks import open_stack
@@ -42,7 +42,7 @@ def run(settings: Settings, recorder: Recorder) -> None:
     with recorder.check("logits") as check:
         import torch
 
-        logits = logits_of(model, encode_prompt(tokenizer, first_sentence(SAMPLES[0]), settings.device))
+        logits = logits_of(model, encode_text(tokenizer, first_sentence(SAMPLES[0]), settings.device))
         share.keep("base-logits", logits)
         finite = bool(torch.isfinite(logits).all())
         check.figure(shape=list(logits.shape), largest=round(float(logits.abs().max()), 3))
@@ -96,12 +96,23 @@ def four_bit(settings: Settings, recorder: Recorder, stack: HfStack, tokenizer: 
         # Quantised weights are slow on the CPU; a few tokens tell whether they still speak.
         answer = ask(model, tokenizer, settings.prompt, min(8, settings.max_new_tokens), settings.device)
         recorder.note("chat_four_bit", {"prompt": settings.prompt, "answer": answer.text})
-        kinds = sorted({type(module).__name__ for module in model.modules() if "4bit" in type(module).__name__.lower()})
-        check.figure(layers=kinds, new_tokens=answer.new_tokens, **memory_figures(settings.device))
+        import torch
+
+        linear = [type(module).__name__ for module in model.modules() if isinstance(module, torch.nn.Linear)]
+        packed = [name for name in linear if "4bit" in name.lower()]
+        kinds = sorted(set(packed))
+        check.figure(
+            layers=kinds,
+            quantised=len(packed),
+            linear=len(linear),
+            new_tokens=answer.new_tokens,
+            **memory_figures(settings.device),
+        )
         if not kinds:
             raise Fail("no layer of the model is a 4-bit layer: the quantisation was not applied")
         judge_answer(answer, settings.expect, "the 4-bit model")
-        check.say(f'"{answer.text}"')
+        part = f" ({len(packed)} of {len(linear)} layers in 4 bits)" if settings.device == "cpu" else ""
+        check.say(f'"{answer.text}"{part}')
 
 
 def memory_figures(device: str) -> dict[str, float]:

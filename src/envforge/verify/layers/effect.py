@@ -9,7 +9,7 @@ from typing import Any
 from envforge.verify import share
 from envforge.verify.layers.data import max_positions
 from envforge.verify.layers.paths import ADAPTER, FRAMEWORK_MERGED, MERGED
-from envforge.verify.layers.talk import ask, encode_prompt, judge_answer, logits_of
+from envforge.verify.layers.talk import ask, encode_text, judge_answer, logits_of
 from envforge.verify.record import Fail, Recorder
 from envforge.verify.settings import Settings
 from envforge.verify.stacks import open_stack
@@ -37,7 +37,7 @@ def run(settings: Settings, recorder: Recorder) -> None:
         if not adapter.is_dir():
             raise Fail("the training layer left no adapter")
         tokenizer = stack.tokenizer()
-        batch = encode_prompt(tokenizer, first_sentence(SAMPLES[0]), settings.device)
+        batch = encode_text(tokenizer, first_sentence(SAMPLES[0]), settings.device)
         base = stack.model()
         base_logits = logits_of(base, batch)
         unchanged(base_logits, tolerance)

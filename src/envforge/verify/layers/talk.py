@@ -31,6 +31,12 @@ def encode_prompt(tokenizer: Any, prompt: str, device: str) -> dict[str, Any]:
     return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
 
 
+def encode_text(tokenizer: Any, text: str, device: str) -> dict[str, Any]:
+    """A text as it is, as a batch of one."""
+    encoded = tokenizer(text, return_tensors="pt")
+    return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
+
+
 def ask(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int, device: str) -> Answer:
     """A greedy answer.
 

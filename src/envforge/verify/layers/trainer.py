@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from envforge.verify.policy import SafeCollator
 from envforge.verify.record import Fail, Recorder, Skip
-from envforge.verify.texts import SAMPLES, first_sentence
+from envforge.verify.texts import SAMPLES, first_words
 
 if TYPE_CHECKING:
     from envforge.verify.stacks.hf import HfStack
@@ -54,7 +54,7 @@ def make_trainer(stack: HfStack, model: Any, tokenizer: Any, folder: Path, steps
 
     policy = stack.policy()
     collator = SafeCollator(tokenizer, policy)
-    texts = [first_sentence(text) for text in SAMPLES[:2]]
+    texts = [first_words(text) for text in SAMPLES[:2]]
     rows = [{"input_ids": collator.encode(text)} for text in texts]
     arguments = policy.training_arguments(
         str(folder),

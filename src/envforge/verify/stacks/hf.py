@@ -10,6 +10,8 @@ from envforge.verify.policy import Precision, TrainingPolicy
 from envforge.verify.record import Recorder, Skip
 from envforge.verify.settings import Settings
 
+CPU_BLOCKS = 4  # quantised in a 4-bit model on the CPU
+
 
 def version_of(package: str) -> tuple[int, ...]:
     """Leading numbers of an installed version, () when it is not installed."""
@@ -71,12 +73,16 @@ class HfStack:
 
     def tokenizer(self, folder: str | None = None) -> Any:
         """The real tokenizer, with a padding token."""
-        from transformers import AutoTokenizer
+        kept = share.take("tokenizer") if folder is None else None
+        if kept is None:
+            from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(folder or self.settings.model, **self.remote())
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        return tokenizer
+            kept = AutoTokenizer.from_pretrained(folder or self.settings.model, **self.remote())
+            if kept.pad_token is None:
+                kept.pad_token = kept.eos_token
+        if folder is None:
+            share.keep("tokenizer", kept)  # no layer changes it
+        return kept
 
     def config(self, folder: str | None = None) -> Any:
         """The model's configuration."""
@@ -120,7 +126,10 @@ class HfStack:
         from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
         quantised = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=self.precision().dtype
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=self.precision().dtype,
+            llm_int8_skip_modules=self.left_whole(),
         )
         device = torch.device(self.settings.device, 0) if self.settings.device == "cuda" else "cpu"
         return AutoModelForCausalLM.from_pretrained(
@@ -130,6 +139,13 @@ class HfStack:
             **dtype_argument(self.precision().dtype),
             **self.remote(),
         ).eval()
+
+    def left_whole(self) -> list[str] | None:
+        """Blocks that stay as they are: on the CPU, where quantising is slow, all but the first; None on a GPU."""
+        layers = getattr(self.config(), "num_hidden_layers", 0)
+        if self.settings.device == "cuda" or layers <= CPU_BLOCKS:
+            return None
+        return ["lm_head", *(f"model.layers.{number}" for number in range(CPU_BLOCKS, layers))]
 
     def training_model(self, policy: TrainingPolicy) -> Any:
         """The base model with fresh LoRA adapters, in training mode, checkpointing on where it can be."""
