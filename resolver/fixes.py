@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from envforge.matrix.model import Matrix
 
 MAX_FIXES = 6
+MAX_WAYS = 40  # of undoing one fact that are tried
 ENOUGH = 2  # with as many better fixes, leaving a package out is not worth saying
 FAR_DAYS = 400  # a fix that goes farther back than this is said only where no nearer one is
 
@@ -97,7 +98,8 @@ class _Fixer:
         self.matrix, self.wish, self.enc, self.load = matrix, wish, enc, load
 
     def fixes(self, core: Sequence[Row]) -> list[Fix]:
-        ways = relaxations(self.enc, core)
+        # Each way is a search of its own; a request of a hundred lines on one package names as many.
+        ways = relaxations(self.enc, core)[:MAX_WAYS]
         found: list[_Way] = []
         for way in ways:
             if way.kind in ("drop", "uncapped") and len(found) >= ENOUGH:

@@ -11,10 +11,13 @@ from packaging.version import Version
 
 from envforge.matrix.load import load_matrix
 from envforge.matrix.model import Matrix
+from envforge.matrix.releases import load_releases
+from envforge.resolver import fixes
 from envforge.resolver.check import judge
 from envforge.resolver.constraints import Options, encode
 from envforge.resolver.explain import Conflict
 from envforge.resolver.hosts import known, make_host
+from envforge.resolver.passes import search
 from envforge.resolver.plan import Plan, load_plan
 from envforge.resolver.request import parse_request
 from envforge.resolver.resolve import Answer, Wish, _core, _fact_key, ranks, resolve
@@ -213,3 +216,18 @@ def test_the_judge_refuses_what_breaks() -> None:
     assert not judge(matrix(), {"torch": "2.1.2", "numpy": "2.0.0"}, hosts).ok
     assert not judge(matrix(), {"torch": "2.15.0"}, hosts).ok
     assert judge(matrix(), {"torch": "2.6.0", "numpy": "2.1.0"}, hosts, "3.11", "cu124").ok
+
+
+def test_a_hundred_lines_in_the_way_cost_a_bounded_number_of_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [row.version for row in load_releases("transformers")]
+    calls = 0
+
+    def counted(*args: object, **options: object) -> object:
+        nonlocal calls
+        calls += 1
+        return search(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fixes, "search", counted)
+    found = conflict([f"transformers!={version}" for version in known])
+    assert found.fixes and len(found.fixes) <= fixes.MAX_FIXES
+    assert len(known) > 100 and calls <= fixes.MAX_WAYS
