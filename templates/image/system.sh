@@ -139,7 +139,7 @@ install)
     apt-get update
     apt-get install -y --no-install-recommends -- "$@"
     # Static archives that only a statically linked interpreter or a sanitizer would need.
-    rm -f /usr/lib/python3.*/config-*/*.a /usr/lib/gcc/*/*/lib*san.a
+    rm -f /usr/lib/python3.*/config-*/*.a /usr/lib/*/libpython3.*.a /usr/lib/gcc/*/*/lib*san.a
     forget
     ;;
 esac

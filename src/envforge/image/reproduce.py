@@ -105,6 +105,9 @@ def _rewritten(blobs: Path, layer: Path, epoch: int) -> Path:
 def _timeless(config: dict[str, Any], layers: list[Path], epoch: int) -> dict[str, Any]:
     moment = datetime.datetime.fromtimestamp(epoch, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     found = {key: value for key, value in config.items() if key not in _OF_THE_BUILD}
+    # The classic builder's steps are images of their own, and it notes the last one's id.
+    inner = found.get("config") or {}
+    found["config"] = {key: value for key, value in inner.items() if key not in ("Image", "Hostname")}
     found["created"] = moment
     found["history"] = [{**row, "created": moment} for row in found.get("history") or ()]
     found["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{layer.name}" for layer in layers]}
