@@ -331,8 +331,8 @@ def _from_slurm(row: Mapping[str, Any], where: str) -> Host:
         count = 1 if number is None else number
         if kind is None:
             # A gres without type: sites often name the model among the features instead.
-            labels = [w.removeprefix("gpu:").removeprefix("gpu_") for w in words if isinstance(w, str)]
-            kind = next((w for w in labels if _looks_like_gpu(w)), None)
+            plain = [w.removeprefix("gpu:").removeprefix("gpu_") for w in words if isinstance(w, str)]
+            kind = next((w for w in plain if _looks_like_gpu(w)), None)
             if kind is None and count:
                 raise UsageError(
                     f"node {name}: its gres says gpu:{count} without a type, and no feature names one; "
