@@ -139,6 +139,8 @@ def reasons(enc: Encoding, values: dict[str, int], as_of: str | None) -> dict[st
                 found.append(Reason(f"you ask for {fact.text}", fact.source))
             elif row.activates == name and fact.kind == "dependency" and _holds(row, values, name):
                 who = fact.a
+                if enc.extras.get(who) == name:
+                    continue  # fsspec[http] needs fsspec: no reason, and no document says it
                 version = _value(enc, values, who)
                 allowed = enc.domains[name].all_mask & ~dict(row.terms)[name]
                 every = allowed == enc.domains[name].all_mask

@@ -218,6 +218,13 @@ def test_the_judge_refuses_what_breaks() -> None:
     assert judge(matrix(), {"torch": "2.6.0", "numpy": "2.1.0"}, hosts, "3.11", "cu124").ok
 
 
+def test_every_reason_names_its_source() -> None:
+    found = plan(["unsloth"], "550.54.15", ("sm_80",))
+    assert found.extras.get("fsspec") == ("http",), "an extra is in the answer"
+    for name, lines in found.reasons.items():
+        assert all(line.source for line in lines), (name, lines)
+
+
 def test_a_hundred_lines_in_the_way_cost_a_bounded_number_of_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [row.version for row in load_releases("transformers")]
     calls = 0
