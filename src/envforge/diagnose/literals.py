@@ -10,7 +10,9 @@ import re
 
 MIN_LENGTH = 4
 # Frequent in healthy logs: a run like this is only taken when the pattern has nothing better.
-_COMMON = ("error: ", "runtimeerror", "warning", "site-packages", "traceback", "nvidia", "python", "version", "loss")
+_COMMON = (
+    "error: ", "runtimeerror", "warning", "site-packages", "traceback", "nvidia", "python", "version", "loss", "failed",
+)  # fmt: skip
 _ESCAPED_CLASSES = set("dDwWsSbBAZ0123456789")
 
 
