@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_base import rootfs
-from engine_daemon import Daemon
+from engine_base import BASE, rootfs
+from engine_daemon import CannotStart, Daemon
+from engine_store import own_store
 from environment_folder import CPU, Packages, make_environment, packages, torch_packages
 from slurm_cluster import LEFT, Slurm
-from test_slurm import envforge, own_log, status, submit
+from test_slurm import HOSTILE, envforge, own_log, status, submit
 
 pytestmark = pytest.mark.engine
 
@@ -176,3 +177,24 @@ def test_a_docker_container_is_ended_with_its_job(
     assert slurm.wait(row["job_id"]) == "CANCELLED"
     assert client.containers.list() == []
     client.close()
+
+
+def test_podman_runs_a_job_and_hostile_words_come_through(slurm: Slurm, tmp_path: Path) -> None:
+    these = packages()
+    image = make_environment(tmp_path / "image", inside=ROOT)
+    (tmp_path / "workspace").mkdir()
+    code = "import json, os, sys; print('TOLD ' + json.dumps([sys.argv[1:], os.environ['WORD'], os.getcwd()]))"
+    try:
+        with own_store() as store:
+            words = ["--container-tool", "podman", "--output", tmp_path / "out it's", "--workdir", "/workspace"]
+            words += [word for name in store for word in ("--pass", name)]
+            # The environment comes as a mount: what is tried here is the tool.
+            words += [*these.mounts, "--mount", f"{image}:{ROOT}", "--mount", f"{tmp_path}/workspace:/workspace"]
+            words += ["--env", f"WORD={HOSTILE[0]}\n{HOSTILE[1]}", "--", "python", "-c", code, *HOSTILE]
+            row = submit(slurm, BASE, *words, **store)
+            assert slurm.wait(row["job_id"]) == "COMPLETED", own_log(row)
+    except CannotStart as reason:
+        pytest.skip(str(reason))
+    told = next(line for line in own_log(row).splitlines() if line.startswith("TOLD "))
+    assert json.loads(told.removeprefix("TOLD ")) == [list(HOSTILE), f"{HOSTILE[0]}\n{HOSTILE[1]}", "/workspace"]
+    assert "preflight n1: ok" in own_log(row)

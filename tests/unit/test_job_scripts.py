@@ -33,6 +33,10 @@ HOSTILE = (
     "--",
     "a=b;c&d|e>f",
     "$HOME",
+    "--name=@",
+    "--node-rank=@",
+    "--json=@",
+    "--device=@",
 )
 
 
@@ -202,6 +206,8 @@ def _check_tool(tool: str, spec: JobSpec, words: list[str], flags: list[str], en
         if tool == "docker":
             assert '--gpus="device=0,1"' in words
             assert "--name=envforge-42-0-0" in words
+        if tool == "podman":
+            assert [w for w in words if "gpu=" in w] == ["--device=nvidia.com/gpu=0", "--device=nvidia.com/gpu=1"]
         if tool != "apptainer":
             assert {"--env=WORD", "--env=HF_TOKEN", "--env=RANK"} <= set(words)
     elif tool == "oci":

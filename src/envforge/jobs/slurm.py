@@ -75,13 +75,15 @@ def render(spec: JobSpec, tool: str, bundle: Mapping[str, Any] | None = None) ->
     if spec.verify:
         graded = any(word.partition("=")[0] == "--grade" for word in command)
         command = ["verify", "--json=@", *([] if graded else ["--grade=full"]), *command]
+    rendezvous = torchrun_words(spec, "@", "$MASTER_ADDR", "$MASTER_PORT")
     values: dict[str, Any] = {
         "name": spec.name,
         "tool": tool,
         "directives": _directives(spec),
         "output": spec.output,
         "command": command,
-        "rendezvous": torchrun_words(spec, "@", "$MASTER_ADDR", "$MASTER_PORT"),
+        "rendezvous": rendezvous,
+        "own_words": 2 if spec.verify else 1 + len(rendezvous) if rendezvous else 0,
         "kept": sorted({*spec.passed_variables, *spec.secrets}),
         "secrets": spec.secrets,
         "image_env": sorted((name, value) for name, value in launch.env.items() if name not in spec.env),
@@ -222,7 +224,7 @@ def _apptainer(spec: JobSpec) -> Launch:
 def _engine(spec: JobSpec, engine: str, own: list[str]) -> Launch:
     if not spec.image:
         raise UsageError(f"{engine} runs an image by its reference, and only a file was given", "give its reference")
-    words = [engine, "run", "--rm", "--init", "--name=@", "--network=host", "--ipc=host"]
+    words = [engine, "run", "--rm", "--name=@", "--network=host", "--ipc=host"]
     if spec.nodes > 1 and spec.gpus_per_node:
         words.append("--ulimit=memlock=-1:-1")  # for RDMA; an engine without privileges may not raise it
     words += own
@@ -242,12 +244,13 @@ def _engine(spec: JobSpec, engine: str, own: list[str]) -> Launch:
 
 
 def _docker(spec: JobSpec) -> Launch:
-    return _engine(spec, "docker", ['--user="$(id -u):0"', *(["--gpus=@"] if spec.gpus_per_node else [])])
+    return _engine(spec, "docker", ["--init", '--user="$(id -u):0"', *(["--gpus=@"] if spec.gpus_per_node else [])])
 
 
 def _podman(spec: JobSpec) -> Launch:
-    # In a rootless podman the user is root inside and only there; the files are still the user's own outside.
-    return _engine(spec, "podman", ["--device=nvidia.com/gpu=all"] if spec.gpus_per_node else [])
+    # No --init: its program is a package of its own, which not every node has. In a rootless podman the user is root
+    # inside and only there; the files are still the user's own outside.
+    return _engine(spec, "podman", ["--device=@"] if spec.gpus_per_node else [])
 
 
 def _none(spec: JobSpec) -> Launch:

@@ -61,11 +61,11 @@ launch=(
     docker
     run
     --rm
-    --init
     --name=@
     --network=host
     --ipc=host
     --ulimit=memlock=-1:-1
+    --init
     --user="$(id -u):0"
     --gpus=@
     --mount=type=bind,source=/data/texts,target=/data,readonly
@@ -108,20 +108,32 @@ launch=(
     --entrypoint=/opt/envforge/bin/envforge-entrypoint
     registry.example:5000/envforge/unsloth:2.6.0-cu126-0123456789ab
 )
+own=$((${#launch[@]} + 6))
 # What each task does first: say who it is, then become the command. @ stands for what only the task knows.
 task='
 box=envforge-$SLURM_JOB_ID-$SLURM_STEP_ID-$SLURM_PROCID
 gpus=${SLURM_STEP_GPUS-${SLURM_JOB_GPUS-${CUDA_VISIBLE_DEVICES-}}}
 export RANK="${RANK-${SLURM_PROCID-0}}" LOCAL_RANK="${LOCAL_RANK-${SLURM_LOCALID-0}}"
 export NODE_RANK="${NODE_RANK-${SLURM_NODEID-0}}" ENVFORGE_NODE="${ENVFORGE_NODE-${SLURMD_NODENAME-$(uname -n)}}"
+left=$1
+shift
 for word do
     shift
-    case $word in
+    # Only words of our own: the first ones.
+    [ "$left" -gt 0 ] && case $word in
     --node-rank=@) word=--node-rank=$NODE_RANK ;;
     --json=@) word=--json=$ENVFORGE_OUTPUT/receipt-$ENVFORGE_NODE.json ;;
     --name=@) word=--name=$box ;;
     --gpus=@) word=--gpus=\"device=$gpus\" ;;
+    --device=@)
+        for one in $(echo "$gpus" | tr , " "); do
+            set -- "$@" "--device=nvidia.com/gpu=$one"
+        done
+        left=$((left - 1))
+        continue
+        ;;
     esac
+    left=$((left - 1))
     set -- "$@" "$word"
 done
 # The engine runs the container outside of this job, so it is told when the job ends.
@@ -145,7 +157,7 @@ run() {
     srun --nodes=2 --ntasks="$tasks" --ntasks-per-node="$((tasks / 2))" --job-name="$name" \
         --cpus-per-task=16 \
         --kill-on-bad-exit="$([ "$name" = preflight ] && echo 0 || echo 1)" --input=none "${log[@]}" "${flags[@]}" \
-        /bin/sh -c "$task" envforge-task "${launch[@]}" "$@"
+        /bin/sh -c "$task" envforge-task "$own" "${launch[@]}" "$@"
 }
 
 # The preflight: once per node, in milliseconds, before the command. 86 is its word for a node that cannot run the image.

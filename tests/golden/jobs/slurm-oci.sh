@@ -63,16 +63,21 @@ flags=(
 launch=(
     /opt/envforge/bin/envforge-entrypoint
 )
+own=$((${#launch[@]} + 6))
 # What each task does first: say who it is, then become the command. @ stands for what only the task knows.
 task='
 export RANK="${RANK-${SLURM_PROCID-0}}" LOCAL_RANK="${LOCAL_RANK-${SLURM_LOCALID-0}}"
 export NODE_RANK="${NODE_RANK-${SLURM_NODEID-0}}" ENVFORGE_NODE="${ENVFORGE_NODE-${SLURMD_NODENAME-$(uname -n)}}"
+left=$1
+shift
 for word do
     shift
-    case $word in
+    # Only words of our own: the first ones.
+    [ "$left" -gt 0 ] && case $word in
     --node-rank=@) word=--node-rank=$NODE_RANK ;;
     --json=@) word=--json=$ENVFORGE_OUTPUT/receipt-$ENVFORGE_NODE.json ;;
     esac
+    left=$((left - 1))
     set -- "$@" "$word"
 done
 exec "$@"
@@ -88,7 +93,7 @@ run() {
         [ "$name" = preflight ] || log=(--output="$logs/%j-rank$rank.log" --error="$logs/%j-rank$rank.log" --open-mode=append)
         RANK=$rank LOCAL_RANK=0 NODE_RANK=$rank ENVFORGE_NODE=$host \
             srun --nodes=1 --ntasks=1 --nodelist="$host" --overlap --job-name="$name" --input=none "${log[@]}" \
-            "${flags[@]}" /bin/sh -c "$task" envforge-task "${launch[@]}" "$@" &
+            "${flags[@]}" /bin/sh -c "$task" envforge-task "$own" "${launch[@]}" "$@" &
         steps+=($!)
         rank=$((rank + 1))
     done

@@ -66,16 +66,21 @@ flags=(
 launch=(
     /opt/envforge/bin/envforge-entrypoint
 )
+own=$((${#launch[@]} + 6))
 # What each task does first: say who it is, then become the command. @ stands for what only the task knows.
 task='
 export RANK="${RANK-${SLURM_PROCID-0}}" LOCAL_RANK="${LOCAL_RANK-${SLURM_LOCALID-0}}"
 export NODE_RANK="${NODE_RANK-${SLURM_NODEID-0}}" ENVFORGE_NODE="${ENVFORGE_NODE-${SLURMD_NODENAME-$(uname -n)}}"
+left=$1
+shift
 for word do
     shift
-    case $word in
+    # Only words of our own: the first ones.
+    [ "$left" -gt 0 ] && case $word in
     --node-rank=@) word=--node-rank=$NODE_RANK ;;
     --json=@) word=--json=$ENVFORGE_OUTPUT/receipt-$ENVFORGE_NODE.json ;;
     esac
+    left=$((left - 1))
     set -- "$@" "$word"
 done
 exec "$@"
@@ -89,7 +94,7 @@ run() {
     srun --nodes=2 --ntasks="$tasks" --ntasks-per-node="$((tasks / 2))" --job-name="$name" \
         --cpus-per-task=16 \
         --kill-on-bad-exit="$([ "$name" = preflight ] && echo 0 || echo 1)" --input=none "${log[@]}" "${flags[@]}" \
-        /bin/sh -c "$task" envforge-task "${launch[@]}" "$@"
+        /bin/sh -c "$task" envforge-task "$own" "${launch[@]}" "$@"
 }
 
 # The preflight: once per node, in milliseconds, before the command. 86 is its word for a node that cannot run the image.
