@@ -81,8 +81,9 @@ def manifests(spec: JobSpec) -> list[Manifest]:
             "this job cannot be made for Kubernetes:\n" + "\n".join(f"  - {fault}" for fault in faults),
             "correct what is named above",
         )
-    found = [_job(spec, pod)]
-    return [*found, _service(spec)] if spec.nodes > 1 else found
+    meta = _metadata(spec)
+    found = [_job(spec, pod, meta)]
+    return [*found, _service(meta)] if spec.nodes > 1 else found
 
 
 def dump(objects: list[Manifest], as_json: bool = False) -> str:
@@ -91,7 +92,7 @@ def dump(objects: list[Manifest], as_json: bool = False) -> str:
         return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1) + "\n"
     import yaml
 
-    class Dumper(yaml.SafeDumper):
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
@@ -102,7 +103,7 @@ def dump(objects: list[Manifest], as_json: bool = False) -> str:
 
     Dumper.add_representer(str, text)
     return "".join(
-        yaml.dump(item, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=2**31, explicit_start=True)
+        yaml.dump(item, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=2**31 - 1, explicit_start=True)
         for item in objects
     )
 
@@ -114,7 +115,8 @@ _YAML_WORDS = frozenset({"yes", "no", "on", "off", "y", "n", "true", "false", "n
 
 
 def _metadata(spec: JobSpec) -> Manifest:
-    labels = {"app.kubernetes.io/managed-by": "envforge", LABEL: job_name(spec)}
+    name = job_name(spec)
+    labels = {"app.kubernetes.io/managed-by": "envforge", LABEL: name}
     notes = {KEY: spec.key(), "envforge/name": spec.name}
     if spec.digest:
         notes["envforge/image-digest"] = spec.digest
@@ -122,12 +124,11 @@ def _metadata(spec: JobSpec) -> Manifest:
     if plan:
         notes["envforge/plan"] = plan
     where = {"namespace": spec.namespace} if spec.namespace else {}
-    return {"name": job_name(spec), **where, "labels": labels, "annotations": notes}
+    return {"name": name, **where, "labels": labels, "annotations": notes}
 
 
-def _service(spec: JobSpec) -> Manifest:
+def _service(meta: Manifest) -> Manifest:
     """Gives every pod a name that the others can look up, from the start on: ranks meet before any is ready."""
-    meta = _metadata(spec)
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -141,8 +142,7 @@ def _service(spec: JobSpec) -> Manifest:
     }
 
 
-def _job(spec: JobSpec, pod: Pod) -> Manifest:
-    meta = _metadata(spec)
+def _job(spec: JobSpec, pod: Pod, meta: Manifest) -> Manifest:
     alone = spec.verify and spec.nodes > 1  # proofs do not need each other: one bad node must not end the others'
     refused = {"containerName": CONTAINER, "operator": "In", "values": [PREFLIGHT_EXIT]}
     job: Manifest = {
@@ -164,14 +164,14 @@ def _job(spec: JobSpec, pod: Pod) -> Manifest:
     if spec.time_minutes and not spec.requeue:
         job["activeDeadlineSeconds"] = max(spec.time_minutes * 60 - spec.signal_seconds, 1)
     if spec.queue:
-        meta["labels"] = {**meta["labels"], "kueue.x-k8s.io/queue-name": spec.queue}
+        meta = {**meta, "labels": {**meta["labels"], "kueue.x-k8s.io/queue-name": spec.queue}}
         job["suspend"] = True  # Kueue lets it go when there is room
     labels = {"app.kubernetes.io/managed-by": "envforge", LABEL: meta["name"]}
-    job["template"] = {"metadata": {"labels": labels}, "spec": _pod(spec, pod)}
+    job["template"] = {"metadata": {"labels": labels}, "spec": _pod(spec, pod, meta["name"])}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job}
 
 
-def _pod(spec: JobSpec, pod: Pod) -> Manifest:
+def _pod(spec: JobSpec, pod: Pod, name: str) -> Manifest:
     volumes, mounts = _volumes(spec, pod)
     user = {"runAsUser": pod.user} if pod.user is not None else {}
     # fsGroup 0: the image's own folders and new volumes belong to group 0, so that any uid can write them.
@@ -185,18 +185,18 @@ def _pod(spec: JobSpec, pod: Pod) -> Manifest:
         "enableServiceLinks": False,  # other services' variables have no business in a job
         "automountServiceAccountToken": spec.service_account is not None,
         "securityContext": security,
-        "containers": [_container(spec, pod, mounts)],
+        "containers": [_container(spec, pod, mounts, _env(spec, name))],
         "volumes": volumes,
     }
     if spec.nodes > 1:
-        found["subdomain"] = job_name(spec)
+        found["subdomain"] = name
     if spec.requeue and spec.time_minutes:
         # The pod's own limit: the job goes on with a new pod, from the checkpoint.
         found["activeDeadlineSeconds"] = max(spec.time_minutes * 60 - spec.signal_seconds, 1)
     affinity = node_affinity(spec)
     spread = {
         "requiredDuringSchedulingIgnoredDuringExecution": [
-            {"labelSelector": {"matchLabels": {LABEL: job_name(spec)}}, "topologyKey": "kubernetes.io/hostname"}
+            {"labelSelector": {"matchLabels": {LABEL: name}}, "topologyKey": "kubernetes.io/hostname"}
         ]
     }
     found["affinity"] = {
@@ -209,7 +209,7 @@ def _pod(spec: JobSpec, pod: Pod) -> Manifest:
     more = {
         "tolerations": tolerations,
         "nodeSelector": dict(pod.labels),
-        "imagePullSecrets": [{"name": name} for name in pod.pull_secrets],
+        "imagePullSecrets": [{"name": secret} for secret in pod.pull_secrets],
         "serviceAccountName": spec.service_account,
         "priorityClassName": pod.priority_class,
         "runtimeClassName": pod.runtime_class,
@@ -217,7 +217,7 @@ def _pod(spec: JobSpec, pod: Pod) -> Manifest:
     return {key: value for key, value in {**found, **more}.items() if value not in (None, [], {})}
 
 
-def _container(spec: JobSpec, pod: Pod, mounts: list[Manifest]) -> Manifest:
+def _container(spec: JobSpec, pod: Pod, mounts: list[Manifest], env: list[Manifest]) -> Manifest:
     command = list(spec.command)
     if spec.verify:
         command = ["verify", *command]
@@ -242,7 +242,7 @@ def _container(spec: JobSpec, pod: Pod, mounts: list[Manifest]) -> Manifest:
         "command": ["/bin/sh", "-c", literal(START_PROOF if spec.verify else START), ENTRYPOINT],
         "args": words,
         **more,
-        "env": _env(spec),
+        "env": env,
         "resources": {"requests": limits, "limits": dict(limits)},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -255,7 +255,7 @@ def _container(spec: JobSpec, pod: Pod, mounts: list[Manifest]) -> Manifest:
     }
 
 
-def _env(spec: JobSpec) -> list[Manifest]:
+def _env(spec: JobSpec, job: str) -> list[Manifest]:
     options = [f"--nodes={spec.nodes}"]
     options += [f"--gpus={spec.gpus_per_node}", "--own"] if spec.gpus_per_node else []
     options += [f"--address={spec.address}"] if spec.address else []
@@ -265,7 +265,7 @@ def _env(spec: JobSpec) -> list[Manifest]:
         "HOME": "/tmp",
         "WORLD_SIZE": str(spec.nodes),
         "LOCAL_RANK": "0",
-        "MASTER_ADDR": f"{job_name(spec)}-0.{job_name(spec)}" if spec.nodes > 1 else "127.0.0.1",
+        "MASTER_ADDR": f"{job}-0.{job}" if spec.nodes > 1 else "127.0.0.1",
         "MASTER_PORT": str(PORT),
     }
     if spec.digest:
