@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from engine_index import make_wheel
 from standins import DEMO, FILELOCK, TORCH, WHEELS, lock_of, make_plan, make_spec, offline, options
 
-from envforge.errors import EngineError, HashMismatchError, UsageError
+from envforge.errors import EngineError, HashMismatchError, OutsideError, UsageError
 from envforge.image.build import build_plan
 from envforge.image.engines import make_engine
 from envforge.image.engines.venv import MARKER, VenvEngine, sealed_environment
@@ -53,6 +56,41 @@ def test_a_folder_holds_what_an_image_holds(tmp_path: Path) -> None:
     kept = inside(place, "sh", "-c", "echo $LD_LIBRARY_PATH", ENVFORGE_KEEP_LIBRARY_PATH="1")
     assert kept.stdout.strip() == "/nowhere"
     assert inside(place, "sh", "-c", "exit 42").returncode == 42
+
+
+def test_what_is_published_as_source_only_is_built_and_nothing_else(tmp_path: Path) -> None:
+    """Its build code needs nothing: it hands out a wheel that lies in the archive."""
+    wheel = make_wheel("only-source", "1.0")
+    backend = (
+        f"import shutil\ndef build_wheel(to, *_):\n    shutil.copy('{wheel.file}', to)\n    return '{wheel.file}'\n"
+    )
+    files = {
+        "pyproject.toml": b"[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n",
+        "backend.py": backend.encode(),
+        "PKG-INFO": wheel.metadata,
+        wheel.file: wheel.data,
+    }
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(f"only_source-1.0/{name}")
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    houses = offline(tmp_path / "wheels", *WHEELS)
+    (tmp_path / "wheels" / "only_source-1.0.tar.gz").write_bytes(packed.getvalue())
+    line = f"only-source==1.0 \\\n    --hash=sha256:{hashlib.sha256(packed.getvalue()).hexdigest()}\n"
+    said = "# only-source is built from source when it is installed\n"
+    place = tmp_path / "place"
+    made = options(houses, engine="venv", output=place, base=sys.executable, state=tmp_path / "state")
+    plan = make_plan(python=PYTHON)
+    with pytest.raises(OutsideError):
+        build_plan(
+            plan, replace(lock_of(*WHEELS), requirements=lock_of(*WHEELS).requirements + line), make_spec(), made
+        )
+    build_plan(
+        plan, replace(lock_of(*WHEELS), requirements=lock_of(*WHEELS).requirements + said + line), make_spec(), made
+    )
+    assert inside(place, "python", "-c", "import torch, only_source").returncode == 0
 
 
 def test_it_can_be_moved(tmp_path: Path) -> None:

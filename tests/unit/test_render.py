@@ -21,6 +21,7 @@ from envforge.image.build import render_plan
 from envforge.image.context import find_wheels, make_context, write_context
 from envforge.image.split import parse_lock, split_lock
 from envforge.image.values import BaseInfo, BuildOptions, Dialect, InstallSource
+from envforge.lock.formats import LockedPackage, requirements_text
 from envforge.matrix.load import load_matrix
 from envforge.resolver.plan import Plan, Target, load_plan
 from envforge.spec import Spec, VerifySpec
@@ -174,6 +175,20 @@ def test_every_line_of_a_lock_is_in_exactly_one_part() -> None:
     names = [r.name for text in (parts.torch, parts.stack, parts.compile) for r in parse_lock(text)]
     assert sorted(names) == sorted(r.name for r in parse_lock(COMPILE_LOCK.requirements))
     assert [r.name for r in parse_lock(parts.compile)] == ["flash-attn"]
+
+
+def test_what_the_lock_says_is_source_only_may_be_built() -> None:
+    """The remark is the lock's own; compiles of ours are none of it."""
+    packages = [
+        LockedPackage(name, "1.0", kind, ("sha256:" + "a" * 64,), f"{name}-1.0")
+        for name, kind in (("demo", "default"), ("flash-attn", "source"), ("func-timeout", "source"))
+    ]
+    text = requirements_text(
+        packages, python="3.11", platform="linux", variant="cpu", torch_index=None, local=False
+    )  # fmt: skip
+    parts = split_lock(text, ("flash-attn",))
+    assert [line for line in parts.stack.splitlines() if line.startswith("--")] == ["--no-binary func-timeout"]
+    assert not any(line.startswith("--") for line in (parts.torch + parts.compile).splitlines())
 
 
 @settings(max_examples=300, deadline=None)

@@ -20,7 +20,7 @@ from envforge.image.address import content_address, image_tag
 from envforge.image.base import choose_base, find_base, mirrored, pinned, stage_for
 from envforge.image.context import make_context, write_context
 from envforge.image.engines import Engine, ImageInfo, choose_engine, container_engine
-from envforge.image.prove import ModelMaker, check_model, prove, stamp
+from envforge.image.prove import Explainer, ModelMaker, check_model, prove, stamp
 from envforge.image.publish import publish, record, shelf_for
 from envforge.image.registry import Remote
 from envforge.image.render import torch_version
@@ -61,6 +61,7 @@ def build_plan(
     engine: Engine | None = None,
     make_model: ModelMaker | None = None,
     measure: Callable[[], Prediction] | None = None,
+    explain: Explainer | None = None,
 ) -> BuildResult:
     """Build one plan and prove what was built; where the same was built before, only what is missing is done.
 
@@ -70,6 +71,7 @@ def build_plan(
         make_model: turns the word `small` into a model folder with the help of what was just built; without it the
             word is passed on as it is.
         measure: says what the build will download and write; asked only where something is built.
+        explain: adds what a diagnosis finds to the receipt of a proof that failed.
 
     Raises:
         UsageError, DataError: something in the options or the spec cannot be.
@@ -149,7 +151,7 @@ def build_plan(
             sbom=bill,
         )
         if options.verify:
-            result = prove(plan, spec, options, engine, found, result, state, progress, make_model)
+            result = prove(plan, spec, options, engine, found, result, state, progress, make_model, explain)
         named = engine.tag(found, tag)
         if options.tag is not None and not venv:
             engine.tag(found, options.tag)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _PACKAGE_INIT = '"""The part of envforge that is inside every image: the proof."""\n'
 _WHEEL = re.compile(r"^(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl$")
+_SDIST = re.compile(r"^(?P<name>.+)-(?P<version>[^-]+)\.(tar\.gz|zip)$")
 
 
 def make_context(
@@ -212,11 +213,12 @@ def uv_binary() -> Path:
 
 
 def find_wheels(requirements: Iterable[Requirement], folders: Iterable[Path]) -> dict[str, tuple[Path, ...]]:
-    """Wheels of the lock that lie in local folders: by name, version and hash, so a wrong file is never taken."""
+    """Wheels and source archives of the lock that lie in local folders: by name, version and hash, so that a wrong
+    file is never taken."""
     by_key: dict[tuple[str, str], list[Path]] = {}
     for folder in folders:
-        for path in sorted(folder.glob("*.whl")):
-            match = _WHEEL.match(path.name)
+        for path in sorted(folder.glob("*")):
+            match = _WHEEL.match(path.name) or _SDIST.match(path.name)
             if match:
                 by_key.setdefault((normalise(match["name"]), match["version"]), []).append(path)
     found: dict[str, tuple[Path, ...]] = {}

@@ -26,6 +26,7 @@ PENDING = (
 )
 SMALL = "small"  # the word for the small real model that a package carries
 ModelMaker = Callable[[Engine, ImageInfo, str], Path]
+Explainer = Callable[[dict[str, Any]], dict[str, Any]]
 _MODEL = "/opt/envforge/model"
 _RECEIPT = "/workspace/receipt.json"
 
@@ -63,8 +64,12 @@ def prove(
     state: Path,
     progress: Progress,
     make_model: ModelMaker | None,
+    explain: Explainer | None = None,
 ) -> BuildResult:
-    """Run `verify` inside, keep its receipt. A receipt of the same content is not earned twice."""
+    """Run `verify` inside, keep its receipt. A receipt of the same content is not earned twice.
+
+    explain: adds what a diagnosis finds to a receipt that did not pass; inside the image there is none to ask.
+    """
     gpus = plan.variant != "cpu" and engine.gpus()
     grade: Grade = "full" if plan.variant == "cpu" or gpus else "static"
     kept = state / f"receipt-{grade}.json"
@@ -109,6 +114,8 @@ def prove(
     receipt = _parse_receipt(outcome.fetched)
     if receipt is not None:
         receipt = {**receipt, "image": asked}
+        if outcome.code != 0 and explain is not None:
+            receipt = explain(receipt)
         failed = state / f"receipt-{grade}-failed.json"
         _write_receipt(kept if outcome.code == 0 else failed, receipt)
         if outcome.code == 0 and options.output is not None and engine.name == "venv":
@@ -144,6 +151,10 @@ def _proof_error(
     where = f"what was built is kept without a name: {image.id}" if engine.name != "venv" else ""
     if code == 3:
         return OutsideError(f"the proof could not be run: {said.strip()[:400]}", where, id="proof-outside")
+    findings = (receipt or {}).get("findings") or ()
+    if findings:
+        cure = " ".join(findings[0]["fixes"][:1]) or findings[0]["cause"]
+        where = "\n".join(filter(None, [f"{findings[0]['title']}: {cure}", where]))
     return ProofFailedError(f"the environment was built and does not pass: {said.strip()[:400]}", where)
 
 

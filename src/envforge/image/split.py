@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from envforge.image.values import LockLike
@@ -11,6 +12,7 @@ from envforge.resolver.plan import Plan
 _NAME = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
 _VIA = re.compile(r"^\s+#\s+(?:via\s+)?([A-Za-z0-9][A-Za-z0-9._-]*)\s*$")
 _INLINE_VIA = re.compile(r"#\s+via\s+(.+)$")
+_SOURCE = re.compile(r"^# (\S+) is built from source when it is installed$", re.MULTILINE)  # the lock's own remark
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 # Where a lock carries no "via" remarks: what torch's Linux wheels have needed, by name.
@@ -33,7 +35,11 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The texts of the parts, each itself a hashed requirements file (empty where nothing belongs there)."""
+    """The texts of the parts, each itself a hashed requirements file (empty where nothing belongs there).
+
+    They are installed from wheels only; a package that is published as source only (and is no compile of ours) is let
+    through by an option line of its part.
+    """
 
     torch: str
     stack: str
@@ -113,8 +119,14 @@ def split_lock(text: str, source_only: tuple[str, ...] = ()) -> Parts:
     requirements = parse_lock(text)
     torch = torch_closure(requirements)
     compiled = {normalise(name) for name in source_only}
+    sources = {normalise(name) for name in _SOURCE.findall(text)} - compiled
+
+    def part(chosen: Iterable[Requirement]) -> str:
+        lines = list(chosen)
+        return "".join([*(f"--no-binary {r.name}\n" for r in lines if r.name in sources), *(r.text for r in lines)])
+
     return Parts(
-        torch="".join(r.text for r in requirements if r.name in torch and r.name not in compiled),
-        stack="".join(r.text for r in requirements if r.name not in torch and r.name not in compiled),
-        compile="".join(r.text for r in requirements if r.name in compiled),
+        torch=part(r for r in requirements if r.name in torch and r.name not in compiled),
+        stack=part(r for r in requirements if r.name not in torch and r.name not in compiled),
+        compile=part(r for r in requirements if r.name in compiled),
     )
