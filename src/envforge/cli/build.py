@@ -61,6 +61,7 @@ def build(
     import json
     import os
 
+    from envforge.cli.findings import explain
     from envforge.cli.outcome import report, write_project
     from envforge.cli.packed import start
     from envforge.cli.stages import stage_printer
@@ -127,6 +128,7 @@ def build(
                 progress=progress,
                 engine=chosen,
                 make_model=begun.make_model,
+                explain=explain,
                 measure=begun.measure,
             )
         except RegistryError as error:
