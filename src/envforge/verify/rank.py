@@ -7,13 +7,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envforge.verify.settings import Settings
 
-Say = Callable[..., None]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Say = Callable[..., None]
+
 MIB = {"cpu": 16, "cuda": 256}  # size of the tensor that is added up
 ROUNDS = 5
 

@@ -41,6 +41,8 @@ def run(settings: Settings, recorder: Recorder) -> None:
         base = stack.model()
         base_logits = logits_of(base, batch)
         unchanged(base_logits, tolerance)
+        if not stack.in_place:
+            base = None  # it loads its own: two would not fit on some GPUs
         model = stack.with_adapter(adapter, base)
         del base
         with_adapter = logits_of(model, batch)

@@ -40,6 +40,7 @@ class HfStack:
 
     name = "transformers"
     package = "transformers"
+    in_place = True  # `with_adapter` puts the adapter on the base it is given
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -26,6 +26,7 @@ class UnslothStack(HfStack):
 
     name = "unsloth"
     package = "unsloth"
+    in_place = False
 
     def start(self) -> None:
         """Import unsloth before transformers, TRL and PEFT: it changes them as they are loaded."""
