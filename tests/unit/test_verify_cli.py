@@ -95,12 +95,18 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_real_proof_through_the_command(failed: Path) -> None:
     receipt = json.loads(failed.read_text())
+    assert sys.prefix not in failed.read_text() and "<prefix>" in receipt["layers"][0]["checks"][0]["text"]
     assert receipt["first_failure"]["check"] == "environment.pins"
     assert isinstance(receipt["findings"], list)
     page = (failed.parent / "page.html").read_text()
     assert "environment.pins" in page and "no-such-package-here==1 is not installed" in page
     assert sorted(path.name for path in failed.parent.iterdir()) == ["logs", "page.html", "plan.json", "receipt.json"]
     assert {"environment.log", "environment.events"} <= {path.name for path in (failed.parent / "logs").iterdir()}
+
+
+def test_the_person_here_sees_which_python_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    run(["--grade", "static", "--layers", "environment"])
+    assert f"in {sys.prefix}" in capfd.readouterr().out
 
 
 def with_failure(failed: Path, place: Path, check: dict[str, object], **run: object) -> Path:

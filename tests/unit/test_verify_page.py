@@ -13,7 +13,7 @@ import pytest
 
 from envforge.verify import page
 from envforge.verify.process import Run
-from envforge.verify.receipt import make_receipt
+from envforge.verify.receipt import make_receipt, public
 from envforge.verify.record import FAIL, PASS, Check
 from envforge.verify.settings import Settings
 from envforge.verify.supervise import Layer
@@ -83,7 +83,9 @@ def test_folders_and_the_name_of_this_machine_are_words() -> None:
     log = f"File {sys.prefix}/lib/x.py\n/scratch/run-1/merged\n/data/models/mine/config.json\n{home}/.cache\n"
     log += f"{platform.node()}:4012:4120 [0] NCCL INFO NET/Socket : Using [0]eth0:10.1.2.3<0>\n"
     run = Run("training", False, outcome="crash", log_tail=log)
-    made = receipt("broke in /data/models/mine", status=FAIL, runs=[run])
+    raw = receipt("broke in /data/models/mine", status=FAIL, runs=[run])
+    assert raw["first_failure"]["text"] == "broke in /data/models/mine"  # the person here sees where
+    made = public(raw)
     text = json.dumps(made, ensure_ascii=False)
     for hidden in (sys.prefix, "/scratch/run-1", "/data/models/mine", platform.node() + ":", "10.1.2.3"):
         assert hidden not in text

@@ -97,7 +97,7 @@ def verify(
         arguments += model_arguments(model, interpreter)
     with tempfile.TemporaryDirectory(prefix="envforge-receipt-") as place:
         made = Path(place) / "receipt.json"
-        code = run_proof(interpreter, [*arguments, "--quiet", "--json", str(made)], dict(os.environ))
+        code = run_proof(interpreter, [*arguments, "--quiet", "--raw", "--json", str(made)], dict(os.environ))
         if made.is_file():
             show(read(made), json_, report)
     if code:
@@ -141,15 +141,16 @@ def show(receipt: dict[str, Any], json_: str | None, report: Path | None) -> Non
     """
     from envforge.cli.findings import explain
     from envforge.verify.page import write_page
-    from envforge.verify.receipt import dumps, write_atomic
+    from envforge.verify.receipt import dumps, public, write_atomic
     from envforge.verify.report import render
 
     receipt = explain(receipt)
+    told = public(receipt)
     if json_ is not None and json_ != "-":
-        write_atomic(Path(json_), receipt)
+        write_atomic(Path(json_), told)
     if report is not None:
-        write_page(report, receipt)
-    typer.echo(dumps(receipt) if json_ == "-" else render(receipt))
+        write_page(report, told)
+    typer.echo(dumps(told) if json_ == "-" else render(receipt))
     if not receipt["passed"]:
         raise typer.Exit(1)
 

@@ -19,7 +19,7 @@ from envforge.verify.compare import render as render_comparison
 from envforge.verify.explain import findings_here
 from envforge.verify.models import ModelMissingError, find_model, known_answer, marker
 from envforge.verify.page import check_page, write_page
-from envforge.verify.receipt import dumps, make_receipt, write_atomic
+from envforge.verify.receipt import dumps, make_receipt, public, write_atomic
 from envforge.verify.record import LAYERS, progress
 from envforge.verify.report import render
 from envforge.verify.settings import LIMITS, PROMPT, Settings, read_plan
@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add("--receipt", type=Path, metavar="FILE", help="prove nothing: report this receipt (with --report, --json)")
     add("--compare", type=Path, nargs=2, metavar=("A", "B"), help="prove nothing: compare two receipts")
     add("--logs", type=Path, help="keep the logs of the stages in this folder")
+    add("--raw", action="store_true", help="leave the paths of this machine in the receipt, for a caller on it")
     add("--quiet", action="store_true", help="no report on stdout")
     return make
 
@@ -165,13 +166,14 @@ def run(options: argparse.Namespace, scratch: Path) -> int:
 
 
 def tell(receipt: dict[str, Any], options: argparse.Namespace) -> int:
-    """The receipt to where it was asked for, the report to stdout; -> the exit code."""
+    """The receipt to where it was asked for, the report (with the real paths) to stdout; -> the exit code."""
+    told = receipt if options.raw else public(receipt)
     if options.json_file == "-":
-        print(dumps(receipt), flush=True)
+        print(dumps(told), flush=True)
     elif options.json_file:
-        write_atomic(Path(options.json_file), receipt)
+        write_atomic(Path(options.json_file), told)
     if options.report:
-        write_page(options.report, receipt)
+        write_page(options.report, told)
     if not options.quiet and options.json_file != "-":
         print(render(receipt), flush=True)
     return 0 if receipt["passed"] else EXIT_FAILED

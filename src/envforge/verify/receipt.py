@@ -41,7 +41,7 @@ def verdict(layers: list[Layer]) -> Verdict:
 
 
 def make_receipt(settings: Settings, layers: list[Layer], started: float, seconds: float) -> dict[str, Any]:
-    """Plain data, fit to be shown to others: folders of this machine and its name are words in angle brackets."""
+    """Plain data as it is here; `public` makes of it what may leave the machine."""
     notes: dict[str, Any] = {}
     for layer in layers:
         notes.update(layer.notes)
@@ -55,7 +55,7 @@ def make_receipt(settings: Settings, layers: list[Layer], started: float, second
         "four_bit": notes.pop("chat_four_bit", {}).get("answer"),
         "merged": notes.pop("chat_merged", {}).get("answer"),
     }
-    made = {
+    return {
         "schema": SCHEMA,
         "kind": "receipt",
         "grade": settings.grade,
@@ -91,8 +91,14 @@ def make_receipt(settings: Settings, layers: list[Layer], started: float, second
         "notes": notes,
         "layers": [layer.to_json() for layer in layers],
         "findings": [] if found.passed else None,  # None: not asked yet
+        "places": places(settings),
     }
-    hidden: dict[str, Any] = neutral(made, places(settings))
+
+
+def public(receipt: dict[str, Any]) -> dict[str, Any]:
+    """What is written down, fit to be shown to others: folders of this machine and its name are words in brackets."""
+    rest = {key: value for key, value in receipt.items() if key != "places"}
+    hidden: dict[str, Any] = neutral(rest, [(path, word) for path, word in receipt.get("places", ())])
     return hidden
 
 
