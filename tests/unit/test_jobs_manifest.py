@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from envforge.errors import DataError
 from envforge.jobs.affinity import node_affinity
-from envforge.jobs.manifest import CONTAINER, START, dump, job_name, manifests
+from envforge.jobs.manifest import CONTAINER, RECEIPT_BEGIN, RECEIPT_END, START, START_PROOF, dump, job_name, manifests
 from envforge.jobs.model import Claim, JobSpec, Mount, Pod
 
 DIGEST = "sha256:" + "ab" * 32
@@ -269,6 +269,27 @@ def test_refused_node_never_starts_the_command(tmp_path: Path) -> None:
     entry.chmod(0o755)
     assert subprocess.run(["/bin/sh", "-c", START, str(entry), "python"]).returncode == 86
     assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(("refused", "code"), [(0, 1), (86, 86)])
+def test_proof_prints_its_receipt_and_keeps_its_exit_code(tmp_path: Path, refused: int, code: int) -> None:
+    entry = tmp_path / "entry"
+    entry.write_text(
+        f'#!/bin/sh\n[ "$1" = preflight ] && exit {refused}\n'
+        'for word do case $word in --json=*) echo "{\\"passed\\": false}" > "${word#--json=}" ;; esac; done\n'
+        'echo "report of $2"; exit 1\n'
+    )
+    entry.chmod(0o755)
+    script = START_PROOF.replace("/tmp/receipt.json", str(tmp_path / "receipt.json"))
+    words = ["/bin/sh", "-c", script, str(entry), "verify", "two words"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == code
+    if not refused:
+        assert done.stdout.startswith("report of two words\n")
+        body = done.stdout.partition(f"\n{RECEIPT_BEGIN}\n")[2].partition(f"\n{RECEIPT_END}")[0]
+        assert json.loads(body) == {"passed": False}
+    container = container_of(PROOFS)
+    assert expanded(container["command"][2], {}) == START_PROOF and container["args"] == ["verify"]
 
 
 def test_secrets_go_by_name_only() -> None:
