@@ -133,6 +133,15 @@ def index(pool: Path) -> Iterator[str]:
                 with zipfile.ZipFile(pool / path[1:].removesuffix(".metadata")) as wheel:
                     name = next(n for n in wheel.namelist() if n.endswith(".dist-info/METADATA") and n.count("/") == 1)
                     self.text(wheel.read(name), "text/plain")
+            elif spread := re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "")):
+                data = (pool / path[1:]).read_bytes()
+                start = int(spread[1]) if spread[1] else max(0, len(data) - int(spread[2]))
+                end = min(int(spread[2]) + 1 if spread[1] and spread[2] else len(data), len(data))
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+                self.send_header("Content-Length", str(end - start))
+                self.end_headers()
+                self.wfile.write(data[start:end])
             else:
                 super().do_GET()
 

@@ -56,9 +56,8 @@ def start(
     from envforge.cli.planned import find_plan, spec_pythons, surroundings
     from envforge.cli.small import small_model
     from envforge.image.engines import container_engine
-    from envforge.keep.bundle import load_base
 
-    packed = open_bundle(words, files, spec, wheelhouse, progress)
+    packed = open_bundle(words, files, spec, wheelhouse, progress) if wheelhouse is not None else None
     if packed is None:
         around = surroundings(engine, base, targets, spec_pythons(words, files, spec))
         found = find_plan(
@@ -73,6 +72,8 @@ def start(
             around=around,
         )
         return Start(found, base, None, model, small_model, measure_of(found))
+    from envforge.keep.bundle import load_base
+
     found, bundle = packed
     digest = None
     if base is None and engine.name != "venv":
@@ -97,7 +98,7 @@ def measure_of(found: Found) -> Callable[[], Prediction]:
 
 
 def open_bundle(
-    words: list[str], files: list[Path], spec: str | None, wheelhouse: Path | None, progress: Progress
+    words: list[str], files: list[Path], spec: str | None, wheelhouse: Path, progress: Progress
 ) -> tuple[Found, Bundle] | None:
     """What is to be built, where the wheelhouse is a bundle; None where it is not.
 
@@ -113,7 +114,7 @@ def open_bundle(
     from envforge.project import plan_of
     from envforge.settings import layered_matrix
 
-    if wheelhouse is None or not is_bundle(wheelhouse):
+    if not is_bundle(wheelhouse):
         return None
     project = project_of(words)
     own = "its plan is frozen: leave the request out, or bundle another project"

@@ -23,18 +23,22 @@ if TYPE_CHECKING:
     from requests import Session
 
 SHARE = 0.97  # of the bytes to download: what is beyond is estimated
-RATIO = 3.6  # pure Python wheels unpack to that many times their size (mean of the 40 smaller wheels of a CPU stack)
+# Where a wheel cannot be asked: what the 56 wheels of a CPU stack unpack to, and what of that stays in an image; and
+# the same of CUDA's libraries, which hardly compress.
+RATIO, STAYS = 3.55, 0.8
+CUDA_RATIO = 1.7
 TIMEOUT = 10.0
 Content = list[tuple[str, int]]  # path in the wheel, bytes unpacked
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """One wheel: bytes to download, unpacked, and of these in the image."""
+    """One wheel: bytes to download, unpacked, and of these in the image; asked: the wheel itself said so."""
 
     size: int
     unpacked: int
     kept: int
+    asked: bool = False
 
 
 def measure(lock: Lock, settings: PipSettings, wheelhouses: Iterable[Path], *, keep_headers: bool) -> Prediction:
@@ -61,11 +65,8 @@ def measure(lock: Lock, settings: PipSettings, wheelhouses: Iterable[Path], *, k
     download = unpacked = kept = carried = 0
     exact = True
     for package in lock.packages:
-        row = told.get(package.name)
-        if row is None:
-            exact = exact and package not in asked
-            size = package.size or 0
-            row = _Told(size, int(size * RATIO), int(size * RATIO * 0.95))
+        row = told.get(package.name) or _guess(package, package.size or 0)
+        exact = exact and (row.asked or package not in asked)
         local = package.path is not None or package.file in here
         carried += row.size if local else 0
         download += 0 if local else row.size
@@ -103,7 +104,7 @@ def _look(
         return _head(package, session, settings)
     drops = slim_rule()
     kept = sum(bytes_ for name, bytes_ in content if not drops(name, keep_headers, set()))
-    return _Told(package.size or size, sum(bytes_ for _, bytes_ in content), kept)
+    return _Told(package.size or size, sum(bytes_ for _, bytes_ in content), kept, True)
 
 
 def _remote(url: str, session: Session, settings: PipSettings) -> tuple[int, Content]:
@@ -137,7 +138,13 @@ def _head(package: LockedPackage, session: Session, settings: PipSettings) -> _T
             size = int(answer.headers.get("Content-Length") or 0) if answer.ok else None
         except (requests.RequestException, ValueError):
             size = None
-    return None if size is None else _Told(size, int(size * RATIO), int(size * RATIO * 0.95))
+    return None if size is None else _guess(package, size)
+
+
+def _guess(package: LockedPackage, size: int) -> _Told:
+    if package.name.startswith("nvidia-"):
+        return _Told(size, int(size * CUDA_RATIO), int(size * CUDA_RATIO))
+    return _Told(size, int(size * RATIO), int(size * RATIO * STAYS))
 
 
 @lru_cache(maxsize=1)
