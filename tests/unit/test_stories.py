@@ -17,7 +17,8 @@ import pytest
 TESTS = Path(__file__).parents[1]
 ENV, POLICY, SUP = "unit/test_verify_environment.py", "unit/test_verify_policy.py", "unit/test_verify_supervise.py"
 APP, CLI, DIST = "unit/test_verify_app.py", "unit/test_verify_cli.py", "unit/test_verify_distributed.py"
-LAYERS, REAL = "model/test_proof_layers.py", "model/test_proof_real.py"
+LAYERS, STEPS = "model/test_proof_layers.py", "model/test_proof_training.py"
+EFFECT, REAL = "model/test_proof_effect.py", "model/test_proof_real.py"
 TRAINING, DRIVER, GPU = "cases/diagnose/training.yaml", "cases/diagnose/driver.yaml", "cases/diagnose/gpu.yaml"
 PACKAGES = "cases/diagnose/packages.yaml"
 
@@ -91,7 +92,7 @@ STORIES = {
     ],
     "the framework's own check is recorded": [f"{ENV}::test_what_unsloth_says_of_itself_is_recorded"],
     "all tensors on one device, the odd one named": [
-        f"{LAYERS}::test_odd_device_and_dtype_are_named",
+        f"{STEPS}::test_odd_device_and_dtype_are_named",
         f"{LAYERS}::test_a_tensor_on_another_device",
         f"{TRAINING}::device-mismatch",
     ],
@@ -103,7 +104,7 @@ STORIES = {
     ],
     "input_ids are integer tensors, not text or ragged lists; raw columns are left out": [
         f"{POLICY}::test_what_is_no_tokenized_input_is_named",
-        f"{LAYERS}::test_other_columns_do_not_reach_the_model",
+        f"{STEPS}::test_other_columns_do_not_reach_the_model",
         f"{TRAINING}::invalid-tokenized-input",
     ],
     "one Triton kernel compiles and runs": [
@@ -113,28 +114,28 @@ STORIES = {
     ],
     "a variable that does not exist is never advised": ["unit/test_diagnose_rules.py::test_fixes_keep_their_manners"],
     "a loss or a gradient that is no number: which of the two, first step and batch, why, what to try": [
-        f"{LAYERS}::test_nan_in_the_weights_names_the_first",
-        f"{LAYERS}::test_a_gradient_norm_that_is_none_is_told_from_a_loss_that_is_none",
-        f"{LAYERS}::test_why_a_loss_is_no_number",
-        f"{LAYERS}::test_a_batch_without_anything_to_predict",
-        f"{LAYERS}::test_a_rate_that_blows_up_gives_advice",
+        f"{STEPS}::test_nan_in_the_weights_names_the_first",
+        f"{STEPS}::test_a_gradient_norm_that_is_none_is_told_from_a_loss_that_is_none",
+        f"{STEPS}::test_why_a_loss_is_no_number",
+        f"{STEPS}::test_a_batch_without_anything_to_predict",
+        f"{STEPS}::test_a_rate_that_blows_up_gives_advice",
         f"{TRAINING}::nan-loss",
         f"{TRAINING}::nan-grad-fp16",
     ],
     "adapters move: lora_B and lora_A above a floor, something trainable, alpha and r sane": [
-        f"{LAYERS}::test_adapters_that_get_no_gradient",
-        f"{LAYERS}::test_adapters_of_which_only_a_is_stuck",
-        f"{LAYERS}::test_everything_frozen",
-        f"{LAYERS}::test_frozen_adapters_with_something_else_trainable",
+        f"{STEPS}::test_adapters_that_get_no_gradient",
+        f"{STEPS}::test_adapters_of_which_only_a_is_stuck",
+        f"{STEPS}::test_everything_frozen",
+        f"{STEPS}::test_frozen_adapters_with_something_else_trainable",
         f"{TRAINING}::lora-not-training",
     ],
     "memory after collection stays flat, else what holds it is named": [
-        f"{LAYERS}::test_memory_that_grows_is_named",
+        f"{STEPS}::test_memory_that_grows_is_named",
         f"{TRAINING}::memory-creep",
     ],
     "number formats of trainable and frozen weights; float32 adapters are normal": [
-        f"{LAYERS}::test_odd_device_and_dtype_are_named",
-        f"{LAYERS}::test_training_then_effect_pass",
+        f"{STEPS}::test_odd_device_and_dtype_are_named",
+        f"{STEPS}::test_training_then_effect_pass",
         f"{TRAINING}::dtype-mismatch",
     ],
     # 3. a device-side assert after merging
@@ -149,14 +150,14 @@ STORIES = {
         "cases/resolve/trainers.yaml::xtuner-of-its-time",
     ],
     "after the merge: vocabulary, positions, rotary settings, number format are the base's": [
-        f"{LAYERS}::test_a_damaged_configuration",
-        f"{LAYERS}::test_merged_weights_in_another_format",
+        f"{EFFECT}::test_a_damaged_configuration",
+        f"{EFFECT}::test_merged_weights_in_another_format",
     ],
     "reloaded from disk the logits agree": [
-        f"{LAYERS}::test_merged_weights_damaged_on_disk",
-        f"{LAYERS}::test_a_merge_that_does_nothing",
-        f"{LAYERS}::test_an_adapter_without_effect",
-        f"{LAYERS}::test_a_base_that_training_changed_is_seen",
+        f"{EFFECT}::test_merged_weights_damaged_on_disk",
+        f"{EFFECT}::test_a_merge_that_does_nothing",
+        f"{EFFECT}::test_an_adapter_without_effect",
+        f"{STEPS}::test_a_base_that_training_changed_is_seen",
     ],
     "positions and token ids stay below the model's limits": [
         f"{LAYERS}::test_an_answer_beyond_the_positions",
@@ -183,15 +184,15 @@ STORIES = {
     ],
     # several processes
     "several processes: one shared step, the sum's time, the way it takes; TCP beside InfiniBand fails": [
-        f"{LAYERS}::test_two_real_ranks_over_gloo",
+        f"{EFFECT}::test_two_real_ranks_over_gloo",
         f"{DIST}::test_tcp_where_infiniband_is_there_fails",
         f"{DIST}::test_a_rank_that_is_killed_ends_the_others_and_is_named",
         f"{DIST}::test_a_rank_that_hangs_is_named_with_its_phase",
     ],
     # what reports of others demand of the proof
     "a checkpoint is saved and resumed from once": [
-        f"{LAYERS}::test_training_then_effect_pass",
-        f"{LAYERS}::test_a_checkpoint_that_cannot_be_read_back",
+        f"{STEPS}::test_training_then_effect_pass",
+        f"{STEPS}::test_a_checkpoint_that_cannot_be_read_back",
         f"{PACKAGES}::torch-load-guard",
     ],
     "torch's own CUDA is compared, not its public version": [f"{ENV}::test_torch_build"],

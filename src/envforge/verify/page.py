@@ -199,7 +199,10 @@ def picture(receipt: dict[str, Any]) -> bytes:
         state = {"ok": "pass", "FAIL": "fail", "warn": "warn", "skip": "skip"}.get(line.strip().partition(" ")[0], "")
         # The default font holds Latin letters only.
         shown = line.encode("latin-1", "replace").decode("latin-1")
-        draw.text((20, 15 + row * number), shown, fill=COLOURS.get(state, "#1f2328"), font=font)
+        # Letters differ in width: the columns of the text report get places of their own.
+        parts = ((30, shown[2:6]), (80, shown[7:27]), (270, shown[28:])) if state else ((20, shown),)
+        for across, part in parts:
+            draw.text((across, 15 + row * number), part, fill=COLOURS.get(state, "#1f2328"), font=font)
     if chart:
         top = 25 + row * len(lines)
         places, low, high = points(receipt["losses"], 600, chart - 40)
