@@ -31,6 +31,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import tomllib
+
 NAMES = {"first": "bench-first", "changed": "bench-first", "second": "bench-second"}
 STACK = ("torch==2.13.0", "transformers", "peft", "accelerate", "datasets")
 # A pure-Python package that everything uses and that no plan is dated by: exactly one pin moves.
@@ -105,15 +107,27 @@ def fill_pool(bench: Bench) -> dict[str, Any]:
 
 @contextmanager
 def index(pool: Path) -> Iterator[str]:
-    """A package index (PEP 503, PEP 658) over a folder of wheels, on loopback."""
-    rows: dict[str, list[str]] = {}
+    """A package index (PEP 691, 658, 700) over a folder of wheels, on loopback; upload times are those of the locks."""
+    times: dict[str, str] = {}
+    for lock in pool.parent.glob("bundle-*/project/pylock.toml"):
+        for package in tomllib.loads(lock.read_text())["packages"]:
+            for wheel in package.get("wheels", ()):
+                if "upload-time" in wheel:
+                    times[wheel["url"].rpartition("/")[2]] = wheel["upload-time"].strftime("%Y-%m-%dT%H:%M:%SZ")
+    rows: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(pool.glob("*.whl")):
         name = re.sub(r"[-_.]+", "-", path.name.split("-")[0]).lower()
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         rows.setdefault(name, []).append(
-            f'<a href="/{path.name.replace("+", "%2B")}#sha256={digest}" data-core-metadata="true" '
-            f'data-dist-info-metadata="true">{path.name}</a>'
+            {
+                "filename": path.name,
+                "url": f"/{path.name.replace('+', '%2B')}",
+                "hashes": {"sha256": digest},
+                "size": path.stat().st_size,
+                "core-metadata": True,
+                "upload-time": times.get(path.name, "2026-01-01T00:00:00Z"),
+            }
         )
 
     class Handler(SimpleHTTPRequestHandler):
@@ -128,7 +142,10 @@ def index(pool: Path) -> Iterator[str]:
         def do_GET(self) -> None:
             path = self.path.replace("%2B", "+")
             if path.startswith("/simple/"):
-                self.text("\n".join(rows.get(path.split("/")[2], [])).encode(), "text/html")
+                name = path.split("/")[2]
+                page = {"meta": {"api-version": "1.1"}, "name": name, "files": rows.get(name, [])}
+                kind = "application/vnd.pypi.simple.v1+json"
+                self.text(json.dumps(page).encode() if name in rows else b"", kind)
             elif path.endswith(".metadata"):
                 with zipfile.ZipFile(pool / path[1:].removesuffix(".metadata")) as wheel:
                     name = next(n for n in wheel.namelist() if n.endswith(".dist-info/METADATA") and n.count("/") == 1)
