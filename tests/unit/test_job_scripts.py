@@ -305,3 +305,14 @@ def test_the_key_is_the_same_for_the_same_job_and_no_other() -> None:
     assert len(keys) == 5
     assert job_name(job("docker")) == job_name(job("docker"))
     assert job("docker").key() == job("docker", env={"RUN": "first try", "HF_HUB_OFFLINE": "1"}).key()
+
+
+def test_the_proof_writes_a_receipt_for_each_node(shell: Any, tmp_path: Path) -> None:
+    output = str(tmp_path / "out")
+    spec = job("docker", verify=True, command=("--model", "/m", "--json=@"), output=output, gpus_per_node=0)
+    _, rows, _ = shell(render(spec, "docker"), HF_TOKEN="x")
+    calls = [row[1][row[1].index("verify") :] for row in rows if row[0] == "docker" and "verify" in row[1]]
+    assert calls == [
+        ["verify", f"--json={output}/receipt-n{node}.json", "--grade=full", "--model", "/m", "--json=@"]
+        for node in (1, 2)
+    ]
