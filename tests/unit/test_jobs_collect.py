@@ -12,11 +12,14 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+import envforge.spec
 from envforge.jobs.model import JobSpec
 from envforge.jobs.record import Record, new_record, submitted, write_record
 
+SCHEMA = json.loads((Path(envforge.spec.__file__).parent / "schemas" / "job.json").read_text())
 DIGEST = "sha256:" + "ab" * 32
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId={}.0. Some of the step tasks have been OOM Killed.\n"
 
@@ -74,7 +77,9 @@ def receipt(folder: Path, node: str, passed: bool = True, **more: Any) -> None:
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
+    answer = json.loads(done.stdout)
+    jsonschema.validate(answer, SCHEMA)
+    found: list[dict[str, Any]] = answer["rows"]
     return found
 
 

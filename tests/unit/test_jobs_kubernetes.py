@@ -14,13 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from kube_server import Cluster, kubeconfig, serving
 
+import envforge.spec
 from envforge.cli import main
 from envforge.diagnose import diagnose
 from envforge.errors import OutsideError, UsageError
-from envforge.jobs.follow import find_record, follower
+from envforge.jobs.follow import find_record, follower, preflights
 from envforge.jobs.manifest import RECEIPT_BEGIN, RECEIPT_END, job_name, manifests
 from envforge.jobs.model import JobSpec
 from envforge.jobs.record import read_record
@@ -28,6 +30,7 @@ from envforge.jobs.record import read_record
 pytest.importorskip("kubernetes")
 from envforge.jobs.kubernetes import accounting, cancel, log_files, status, submit
 
+SCHEMA = json.loads((Path(envforge.spec.__file__).parent / "schemas" / "job.json").read_text())
 IMAGE = "registry.example/train@sha256:" + "0" * 64
 
 
@@ -341,6 +344,8 @@ def test_how_it_ended(
     assert found_in(accounting(record))[0] == id_
     if code == 86:
         assert "driver 470.57.02 is older" in found.reason
+        (refused,) = preflights(record)
+        assert refused["node"] == "gpu-1" and refused["cause"]["fix"] == "another node"
 
 
 def test_logs_by_rank_and_of_every_start(cluster: Cluster, spec: JobSpec) -> None:
@@ -399,12 +404,15 @@ def test_command_line_from_submit_to_end(cluster: Cluster, capsys: pytest.Captur
 
     words = ("kubernetes", IMAGE, "--gpus", "0", "--name", "demo", "--submit", "--json", "--", "python", "t.py")
     code, out = run(*words)
+    jsonschema.validate(json.loads(out), SCHEMA)
     answer = json.loads(out)["jobs"][0]
     assert code == 0 and answer["new"] is True
     assert json.loads(run(*words)[1])["jobs"][0] == answer | {"new": False}
     pod = cluster.pod(answer["job_id"], 0, phase="Running")
     cluster.logs[pod] = b"hello from the pod\n"
-    assert json.loads(run("status", "demo", "--json")[1])["state"] == "running"
+    state = json.loads(run("status", "demo", "--json")[1])
+    jsonschema.validate(state, SCHEMA)
+    assert state["state"] == "running"
     assert run("logs", "demo") == (0, "hello from the pod\n")
     code, out = run("cancel", "demo", "--json")
     assert (code, json.loads(out)["state"]) == (0, "cancelled")

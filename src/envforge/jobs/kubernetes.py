@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +133,7 @@ def status(record: Record) -> JobState:
     pods = api.pods(name)
     conditions = {row["type"]: row for row in status_of(job).get("conditions") or [] if row.get("status") == "True"}
     codes = [code for pod in pods if (code := exit_code(pod)) is not None]
+    _keep_refusals(record, pods)
     nodes = ",".join(sorted({node for pod in pods if (node := (pod.get("spec") or {}).get("nodeName"))}))
     restarts = int(status_of(job).get("failed") or 0)
     if "Complete" in conditions:
@@ -150,6 +152,22 @@ def status(record: Record) -> JobState:
         return JobState(name, "running", "Running", "", None, nodes, restarts)
     reason = _why(pods) or ("no pod was made yet" if not pods else "")
     return JobState(name, "waiting", "Pending", reason, None, nodes, restarts)
+
+
+def _keep_refusals(record: Record, pods: list[Manifest]) -> None:
+    """What the preflight said on nodes that it refused: the pods hold it, and the job's folder keeps it."""
+    if not record.output or not Path(record.output).is_dir():
+        return
+    for pod in pods:
+        for row in status_of(pod).get("containerStatuses") or []:
+            said = str(((row.get("state") or {}).get("terminated") or {}).get("message") or "")
+            found = re.search(r"preflight (\S+): refused: (.+?)\. fix: (.+)", said)
+            if found and exit_code(pod) == PREFLIGHT_EXIT:
+                node = re.sub(r"[^\w.-]", "_", found[1])[:100]
+                cause = {"id": "refused", "text": found[2], "fix": found[3].partition("; warning: ")[0]}
+                answer: Manifest = {"schema": 1, "node": found[1], "ok": False, "cause": cause, "warnings": []}
+                path = Path(record.output) / f"preflight-{record.job_id}-{node}.json"
+                write_atomic(path, json.dumps(answer) + "\n")
 
 
 def cancel(record: Record) -> None:
