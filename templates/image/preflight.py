@@ -28,7 +28,7 @@ REFUSED = 86
 MIB = 1 << 20
 ENOUGH_SHM = 1024  # MiB. Docker gives 64; workers of a data loader and NCCL's shared segments need more
 OTHERS = 1024  # MiB that may be held by others on a GPU that was given to a job alone: display, MPS, persistence
-LITTLE_DISK, NO_DISK = 5120, 256  # MiB, where caches and temporary files go
+LITTLE_DISK, NO_DISK = 5120, 16  # MiB, where caches and temporary files go; a read-only container has 64 in /dev/shm
 UNLIMITED = -1
 DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 

@@ -96,7 +96,7 @@ HELD = [{"pid": 4711, "name": "python", "memory_mib": 79000}]
          {"files": {"nvidia-smi.rc": "18", "nvidia-smi.txt": "Driver/library version mismatch\n"}}),
         ("no-gpu", "no GPU is here", {"files": {"nvidia-smi.rc": "127", "nvidia-smi.txt": "nvidia-smi: not found\n"}}),
         ("driver-broken", "NVML error 999", {"files": {"nvml.json": '{"error": "?", "code": 999}'}}),
-        ("disk-full", "100 MiB are free", {"disk_mib": 100}),
+        ("disk-full", "10 MiB are free", {"disk_mib": 10}),
         ("wrong-image", "made for bbb", {"options": ("--address=" + "b" * 64,)}),
     ],
 )  # fmt: skip
