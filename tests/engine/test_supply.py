@@ -34,7 +34,8 @@ def test_the_same_image_id_twice(engine: DockerEngine, base_image: str, tmp_path
         result = build(engine, base_image, tmp_path, i == 1, reproducible=True, epoch=epoch, dialect=dialect)
         image = engine.client.images.get(result.reference)
         assert image.id == result.digest
-        if not ids:  # what was built before the times were taken out is gone
+        # What was built before the times were taken out is gone; the classic builder's steps are its cache.
+        if not ids and dialect == "buildkit":
             mine = {"dangling": True, "label": f"envforge.address={result.address}"}
             assert not engine.client.images.list(filters=mine)
         ids.append(result.digest)
