@@ -161,13 +161,22 @@ class VenvEngine:
                     continue
                 progress(Event("stage", f"installing {part}" if part != "compile" else "compiling"))
                 wheels = parts / "build" / "parts" / part / "wheels"
-                argv = [uv, "pip", "install", "--no-config", "--python", str(env_folder / "bin" / "python")]
-                argv += [*context.source.arguments, "--no-deps", "--require-hashes"]
+                install = [uv, "pip", "install", "--no-config", "--python", str(env_folder / "bin" / "python")]
+                install += [*context.source.arguments, "--no-deps", "--require-hashes"]
                 if "--index-strategy" not in context.source.arguments:
-                    argv += ["--index-strategy", "unsafe-best-match"]
-                argv += ["--only-binary", ":all:"] if part != "compile" else ["--no-build-isolation"]
-                argv += ["--find-links", str(wheels), "--requirements", str(requirements)]
-                self._step(argv, environment, log, progress)
+                    install += ["--index-strategy", "unsafe-best-match"]
+                argv = [*install, "--find-links", str(wheels), "--requirements", str(requirements)]
+                if part != "compile":
+                    self._step([*argv, "--only-binary", ":all:"], environment, log, progress)
+                    continue
+                # What the build code imports stands beside the environment, which it must see, and not in it.
+                tools = parts / "tools"
+                argv_tools = [*install, "--target", str(tools), "--only-binary", ":all:"]
+                argv_tools += ["--requirements", str(parts / "build" / "scripts" / "tools.txt")]
+                self._step(argv_tools, environment, log, progress)
+                path = os.pathsep.join((str(tools / "bin"), str(env_folder / "bin"), environment.get("PATH", "")))
+                compiling = {**environment, "PYTHONPATH": str(tools), "PATH": path}
+                self._step([*argv, "--no-build-isolation"], compiling, log, progress)
         site = env_folder / "lib" / f"python{context.python}" / "site-packages"
         for name, file in context.files.items():
             if name.startswith("site/"):
