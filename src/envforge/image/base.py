@@ -117,8 +117,10 @@ def find_base(
     return base
 
 
-def stage_for(plan: Plan, lock: LockLike, bases: tuple[Base, ...], registry: str | None = None) -> Compile | None:
-    """The compile stage, None where every package of the plan has wheels.
+def stage_for(
+    plan: Plan, lock: LockLike, bases: tuple[Base, ...], registry: str | None = None, *, venv: bool = False
+) -> Compile | None:
+    """The compile stage, None where every package of the plan has wheels. A folder compiles with what its machine has.
 
     Raises:
         UsageError: no base with such a toolkit is known.
@@ -126,6 +128,8 @@ def stage_for(plan: Plan, lock: LockLike, bases: tuple[Base, ...], registry: str
     names = to_compile(plan, lock)
     if not names:
         return None
+    if venv:
+        return compile_stage(plan, "", _memory_gib())
     base = devel_base(plan, bases)
     if base is not None:
         return compile_stage(plan, mirrored(pinned(base), registry), _memory_gib())

@@ -129,7 +129,7 @@ def build_plan(
                 dialect=options.dialect,
                 epoch=options.epoch,
                 network=options.network,
-                compile_stage=stage_for(plan, lock, bases, options.source.registry),
+                compile_stage=stage_for(plan, lock, bases, options.source.registry, venv=venv),
                 kind="venv" if venv else "image",
                 system=system.versions,
                 reproducible=options.reproducible,
