@@ -8,6 +8,8 @@ static archives, bytecode, uv's own notes, and, where nothing compiles, C header
 is left.
 """
 
+from __future__ import annotations
+
 import csv
 import importlib.metadata
 import os
@@ -28,7 +30,7 @@ IMPORT = re.compile(
 )
 
 
-def main(env, headers, *parts):
+def main(env: str, headers: str, *parts: str) -> None:
     """The whole work; prints how much it took away."""
     site = next((Path(env) / "lib").glob("python3.*")) / "site-packages"
     names = {norm(name) for part in parts for name in locked(Path(part))}
@@ -44,7 +46,7 @@ def main(env, headers, *parts):
                 gone += path.lstat().st_size
                 path.unlink()
         if dropped:
-            rewrite(Path(str(dist._path)) / "RECORD", dropped)
+            rewrite(Path(str(dist._path)) / "RECORD", dropped)  # type: ignore[attr-defined]
     for name, _, _ in os.walk(site, topdown=False):
         folder = Path(name)
         if folder.name == "__pycache__":
@@ -54,16 +56,16 @@ def main(env, headers, *parts):
     sys.stdout.write(f"{gone / 1e6:,.0f} MB taken out that nothing uses at run time\n")
 
 
-def norm(name):
+def norm(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def locked(path):
+def locked(path: Path) -> list[str]:
     """Names in a hashed requirements file."""
     return re.findall(r"^([A-Za-z0-9][\w.-]*)==", path.read_text(), re.MULTILINE) if path.is_file() else []
 
 
-def drops(name, keep_headers, wanted):
+def drops(name: str, keep_headers: bool, wanted: set[str]) -> bool:
     """Whether a file of a wheel goes, by its path in site-packages."""
     parts = name.split("/")
     if name.endswith((".a", ".pyc")) or PROGRAMS.match(name):
@@ -78,13 +80,13 @@ def drops(name, keep_headers, wanted):
     return at is not None and not any(name_of(parts, i) in wanted for i in range(at + 1, len(parts) + 1))
 
 
-def name_of(parts, end):
+def name_of(parts: list[str], end: int) -> str:
     return ".".join([*parts[: end - 1], re.sub(r"\.\w+$", "", parts[end - 1])])
 
 
-def imported_tests(site):
+def imported_tests(site: Path) -> set[str]:
     """Dotted names with a part `test` or `tests` that a module outside such folders imports, with their parents."""
-    found = set()
+    found: set[str] = set()
     for path in site.rglob("*.py"):
         inner = path.relative_to(site).parts
         if TESTS.intersection(inner[:-1]):
@@ -102,12 +104,12 @@ def imported_tests(site):
     return {name for name in found if TESTS.intersection(name.split("."))}
 
 
-def line_at(data, place):
+def line_at(data: bytes, place: int) -> bytes:
     end = data.find(b"\n", place)
     return data[data.rfind(b"\n", 0, place) + 1 : end if end >= 0 else len(data)]
 
 
-def spelled(base, names, plain, package):
+def spelled(base: str, names: str, plain: str, package: list[str]) -> list[str]:
     """The absolute names that one import statement means."""
     if plain:
         return [word.split(" as ")[0].strip() for word in plain.split(",")]
@@ -117,7 +119,7 @@ def spelled(base, names, plain, package):
     return [root, *(f"{root}.{name.split(' as ')[0].strip()}" for name in names.replace("\\", "").split(","))]
 
 
-def rewrite(record, dropped):
+def rewrite(record: Path, dropped: set[str]) -> None:
     """RECORD without the lines of what went: uninstalling and checking work as before."""
     with record.open(newline="", encoding="utf-8") as stream:
         rows = [row for row in csv.reader(stream) if row and row[0] not in dropped]
@@ -127,7 +129,7 @@ def rewrite(record, dropped):
     fresh.replace(record)
 
 
-def forget(path):
+def forget(path: Path) -> int:
     size = path.lstat().st_size
     path.unlink()
     return size
