@@ -33,6 +33,9 @@ def check_space(
         if not size:
             return
         told = Prediction(size, int(size * _LEAST), int(size * _LIKELY))
+    if not told.exact and not told.download + told.carried:
+        progress(Event("stage", "no index says how large the packages are"))
+        return
     if engine.name == "venv":  # a folder keeps the headers and tests of its wheels, and has no base
         whole = told.unpacked
     else:
