@@ -242,8 +242,8 @@ def new_bytes(first: dict[str, Any], second: dict[str, Any]) -> int:
         if a != b:
             break
         shared += 1
-    # History rows with bytes and layers go side by side, except that empty layers have no bytes.
-    return int(sum(second["layer_bytes"][shared - (len(second["layers"]) - len(second["layer_bytes"])) :]))
+    # Layers without bytes (the working folder's) come last, so rows with bytes stand beside the layers from the first.
+    return int(sum(second["layer_bytes"][shared:]))
 
 
 def main() -> int:
