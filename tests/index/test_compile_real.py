@@ -42,9 +42,15 @@ def test_a_source_archive_is_compiled_and_its_tools_stay_out(tmp_path: Path) -> 
     place = tmp_path / "place"
     target = Target(arch="x86_64", glibc=None, driver="550.54.15", driver_floor="525.60.13", sm=("8.0",))
     plan = Plan(
-        python=PYTHON, variant="cu126", tier="minor", cuda="12.6", pins={"func-timeout": "4.3.5"}, requests=("func-timeout",),
-        target=target, source_only=("func-timeout",),
-    )  # fmt: skip
+        python=PYTHON,
+        variant="cu126",
+        tier="minor",
+        cuda="12.6",
+        pins={"func-timeout": "4.3.5"},
+        requests=("func-timeout",),
+        target=target,
+        source_only=("func-timeout",),
+    )
     options = BuildOptions(
         source=install_source(settings, None), verify=False, engine="venv", output=place, base=sys.executable,
         state=tmp_path / "state",
