@@ -126,13 +126,12 @@ def kubernetes(
     """
     import json
 
-    from envforge.cli.job_slurm import _mapped as mapped_images
     from envforge.jobs.manifest import manifests
     from envforge.jobs.model import JobSpec, Pod
 
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
     sources = o.find_sources(request or [], requirement or [], spec, targets, None, digest)
-    mapped = mapped_images(sources, targets)
+    mapped = o.mapped(sources, targets)
     of_cluster = {found.name for found in targets.read() if found.source == "kubernetes"} if mapped else set()
     file = output if output is not None and output.suffix in FILES else None
     folder = output if file is None else None

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from envforge.cli.target import Targets
-    from envforge.jobs.fleet import Needs
+    from envforge.jobs.fleet import Fleet, Needs
     from envforge.jobs.model import Mount
     from envforge.resolver.plan import Plan
 
@@ -353,3 +353,29 @@ def as_name(text: str) -> str:
     import re
 
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:53].strip("-") or "job"
+
+
+def mapped(sources: list[Source], targets: Targets) -> Fleet | None:
+    """Which image runs on which of the described hosts; None where none are described.
+
+    Raises:
+        NoError: not one host is covered. UsageError: several images and no hosts to tell them apart by.
+    """
+    from dataclasses import replace
+
+    from envforge.errors import NoError, UsageError
+    from envforge.jobs.fleet import assign
+
+    if not (targets.host or targets.fleet or targets.gpu or targets.driver):
+        if len(sources) > 1:
+            raise UsageError("several images need the nodes that they are for", "describe them with --fleet FILE")
+        return None
+    found = assign([source.needs() for source in sources], targets.read())
+    if not found.groups:
+        raise NoError(
+            "no image runs on the described hosts:\n" + "\n".join(f"  {host}: {why}" for host, why in found.uncovered),
+            "build one for them: envforge build ... with the same target",
+        )
+    if not targets.fleet and not targets.host:
+        return replace(found, names=())  # a description, no nodes of a cluster
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,6 @@ from envforge.cli import job_options as o
 from envforge.cli import target as t
 
 if TYPE_CHECKING:
-    from envforge.jobs.fleet import Fleet
     from envforge.jobs.model import JobSpec
 
 _SLURM = "Slurm"
@@ -96,7 +95,7 @@ def slurm(
 
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
     sources = o.find_sources(request or [], requirement or [], spec, targets, image_file, digest)
-    mapped = _mapped(sources, targets)
+    mapped = o.mapped(sources, targets)
     jobs: list[Job] = []
     groups = mapped.groups if mapped else (None,)
     command, mounted = o.command_words(ctx), o.mounts(mount)
@@ -158,30 +157,6 @@ def slurm(
             typer.echo(f"{host_name}: no image covers it: {reason}", err=True)
     if uncovered:
         raise typer.Exit(1)
-
-
-def _mapped(sources: list[o.Source], targets: t.Targets) -> Fleet | None:
-    """Which image runs on which of the described hosts; None where none are described.
-
-    Raises:
-        NoError: not one host is covered. UsageError: several images and no hosts to tell them apart by.
-    """
-    from envforge.errors import NoError, UsageError
-    from envforge.jobs.fleet import assign
-
-    if not (targets.host or targets.fleet or targets.gpu or targets.driver):
-        if len(sources) > 1:
-            raise UsageError("several images need the nodes that they are for", "describe them with --fleet FILE")
-        return None
-    found = assign([source.needs() for source in sources], targets.read())
-    if not found.groups:
-        raise NoError(
-            "no image runs on the described hosts:\n" + "\n".join(f"  {host}: {why}" for host, why in found.uncovered),
-            "build one for them: envforge build ... with the same target",
-        )
-    if not targets.fleet and not targets.host:
-        return replace(found, names=())  # a description, no nodes of a cluster
-    return found
 
 
 def _answer(job: Job, **more: Any) -> dict[str, Any]:

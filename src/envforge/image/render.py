@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envforge import texts
 from envforge.errors import DataError
 from envforge.image import quote
 from envforge.image.split import parse_lock
@@ -201,19 +202,8 @@ def torch_version(plan: Plan, lock: LockLike) -> str:
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """The template environment: an unknown name in a template is a fault, never an empty string."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    found = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # Dockerfile syntax, not HTML: every user value passes a filter of `quote`
-    )
-    found.filters.update(quoted=quote.quoted, path=quote.path)
-    return found
+    """The template of Dockerfiles."""
+    return texts.environment(TEMPLATES, quoted=quote.quoted, path=quote.path)
 
 
 def render_dockerfile(

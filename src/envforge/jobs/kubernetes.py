@@ -18,7 +18,7 @@ from envforge.jobs.follow import JobState
 from envforge.jobs.kubeapi import Api, about, index_of, name_of, status_of
 from envforge.jobs.manifest import CONTAINER, KEY, RECEIPT_BEGIN, RECEIPT_END, Manifest, dump, job_name
 from envforge.jobs.model import PREFLIGHT_EXIT, JobSpec
-from envforge.jobs.record import Record, keep_plan, new_record, read_record, submitted, write_record
+from envforge.jobs.record import Record, keep_plan, made_folder, new_record, read_record, submitted, write_record
 
 SCRIPT = "job.yaml"
 # --- once, and only once -------------------------------------------------------------------------------------------
@@ -36,13 +36,7 @@ def submit(spec: JobSpec, objects: list[Manifest], context: str | None = None) -
     """
     from filelock import FileLock
 
-    folder = Path(spec.output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the job's folder {folder}: {error.strerror}", "name another: --output"
-        ) from error
+    folder = made_folder(spec.output)
     with FileLock(folder / ".lock"):
         before = read_record(folder)
         key = spec.key()

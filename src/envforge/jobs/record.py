@@ -75,19 +75,29 @@ def submitted(record: Record, job_id: str) -> Record:
     return replace(record, state="submitted", job_id=job_id, submitted_at=now)
 
 
-def write_record(record: Record) -> Path:
-    """Keep it in the job's output folder, which is made when needed.
+def made_folder(output: str) -> Path:
+    """The job's folder, made where it is not there yet.
 
     Raises:
-        UsageError, DiskFullError: it cannot be written.
+        UsageError: it cannot be made.
     """
-    folder = Path(record.output)
+    folder = Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
             f"cannot make the job's folder {folder}: {error.strerror}", "name another: --output"
         ) from error
+    return folder
+
+
+def write_record(record: Record) -> Path:
+    """Keep it in the job's output folder, which is made when needed.
+
+    Raises:
+        UsageError, DiskFullError: it cannot be written.
+    """
+    folder = made_folder(record.output)
     write_atomic(folder / RECORD, json.dumps(record.to_json(), indent=1, ensure_ascii=False) + "\n")
     return folder / RECORD
 

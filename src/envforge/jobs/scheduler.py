@@ -13,7 +13,7 @@ from envforge.errors import OutsideError, UsageError
 from envforge.files import write_atomic
 from envforge.jobs.follow import JobState
 from envforge.jobs.model import JobSpec
-from envforge.jobs.record import Record, keep_plan, new_record, read_record, submitted, write_record
+from envforge.jobs.record import Record, keep_plan, made_folder, new_record, read_record, submitted, write_record
 from envforge.jobs.slurm import SCRIPT, job_name
 
 SECONDS = 60  # a controller that takes longer for an answer is as good as down
@@ -125,17 +125,11 @@ def submit(spec: JobSpec, script: str, tool: str) -> tuple[Record, bool]:
     missing = [name for name in spec.secrets if not os.environ.get(name)]
     if missing:
         raise UsageError(f"the secret {', '.join(missing)} is not set here", "export it, then submit again")
-    folder = Path(spec.output)
+    folder = made_folder(spec.output)
     record = new_record(
         spec, "slurm", script=SCRIPT, log="%j.log", receipt="receipt-*.json" if spec.verify else None,
         extra={"tool": tool, "slurm_name": job_name(spec)},
     )  # fmt: skip
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the job's folder {folder}: {error.strerror}", "name another: --output"
-        ) from error
     with FileLock(folder / ".lock"):
         before = read_record(folder)
         if before is not None and before.key == record.key and before.state == "submitted":

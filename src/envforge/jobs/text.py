@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envforge import texts
 from envforge.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,19 +21,8 @@ TEMPLATES = Path(__file__).parent.parent / "templates" / "jobs"
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """An unknown name in a template is a fault, never an empty string."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    found = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # shell syntax, not HTML: every user's value passes a filter
-    )
-    found.filters.update(sh=shlex.quote, directive=directive)
-    return found
+    """The templates of job scripts."""
+    return texts.environment(TEMPLATES, sh=shlex.quote, directive=directive)
 
 
 def directive(value: object) -> str:
