@@ -79,7 +79,7 @@ def test_gpu_names_in_running_text() -> None:
 def test_a_matrix_that_cannot_be_read_is_told_and_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     from envforge.errors import DataError
 
-    def broken() -> None:
+    def broken(*_: object, **__: object) -> None:
         raise DataError("torch.yaml:3: unknown field")
 
     monkeypatch.setattr("envforge.matrix.load.load_matrix", broken)
