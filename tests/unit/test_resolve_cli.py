@@ -110,6 +110,17 @@ def test_an_address_needs_a_folder_for_its_wheel(capsys: pytest.CaptureFixture[s
     assert code == 2 and "envforge init" in err
 
 
+def test_pips_constraints_count_where_a_lock_is_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "limits.txt").write_text("peft<0.20  # ours\n--no-binary x\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "limits.txt"))
+    code, _, err = envforge(capsys, "resolve", "peft==0.21.1", "--driver", "none", "--lock")
+    assert code == 1 and "peft<0.20 is a constraint (pip's constraints on this machine)" in err
+    code, out, _ = envforge(capsys, "resolve", "peft==0.21.1", "--driver", "none")
+    assert code == 0 and "peft==0.21.1" in out, "an answer without a lock is not about this machine"
+
+
 # --- starting points -----------------------------------------------------------------------------------------------
 
 

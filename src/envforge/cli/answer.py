@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from envforge.resolver.constraints import Builds
     from envforge.resolver.hosts import Host
     from envforge.resolver.plan import Plan, Reason
+    from envforge.resolver.request import Request
     from envforge.resolver.resolve import Answer, Wish
     from envforge.settings import Settings
 
@@ -154,6 +156,8 @@ def _locked(
     from envforge.resolver.constraints import Learned
     from envforge.resolver.resolve import resolve
 
+    # uv will hold the closure to pip's own constraint files: known before, they cost no failed closure.
+    wish = replace(wish, options=replace(wish.options, limits=(*wish.options.limits, *_pip_limits(settings))))
     answer = resolve(matrix, wish, load)
     if answer.plan is None:
         return Outcome(answer, matrix, hosts, intake)
@@ -204,6 +208,19 @@ def _locked(
         answer = replace(answer, plan=built.shown(answer.plan)) if answer.plan else answer
         return Outcome(answer, matrix, hosts, intake, made, notes)
     return Outcome(answer, matrix, hosts, intake, None, notes)
+
+
+def _pip_limits(settings: PipSettings) -> tuple[Request, ...]:
+    """The lines of pip's constraint files that limit a version; what cannot be read is left to uv."""
+    from envforge.errors import UsageError
+    from envforge.lock import read_constraints
+    from envforge.resolver.request import parse_request
+
+    found = []
+    for line in read_constraints(settings):
+        with contextlib.suppress(UsageError):
+            found.append(parse_request(line, "pip's constraints on this machine"))
+    return tuple(limit for limit in found if limit.specifier)
 
 
 def recorded_builds(availability: Availability) -> Builds:
