@@ -6,9 +6,9 @@ and the plans of a fleet solve the same packages many times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from envforge.matrix.releases import Release
 from envforge.resolver.encoding import GLIBC, PYTHON, VARIANT, Encoding, below, python_mask
@@ -19,6 +19,8 @@ from envforge.resolver.versions import Domain
 
 if TYPE_CHECKING:
     from envforge.matrix.model import Matrix
+
+_T = TypeVar("_T", bound=Hashable)
 
 Loader: TypeAlias = Callable[[str], tuple[Release, ...]]
 Key: TypeAlias = tuple[object, ...]
@@ -189,9 +191,9 @@ class _Work:
                 fact = Fact("dependency", ("dep", variable, name), variable, name)
                 piece.add(fact, (variable, one), (name, domain.full & ~one), activates=name)
         lines: dict[str, int] = {}
-        for i, release in enumerate(releases):
-            for line in release.requires:
-                lines[line] = lines.get(line, 0) | (2 << i)
+        for requires, versions in _alike(release.requires for release in releases):
+            for line in requires:
+                lines[line] = lines.get(line, 0) | versions
         merged: dict[tuple[str, int, int], int] = {}  # (dependency, allowed, pythons) -> versions of this package
         reached: dict[str, set[str]] = {}
         offered: list[tuple[str, int, int]] = []  # (dependency, allowed, versions) of any extra
@@ -239,6 +241,17 @@ class _Work:
                 self.variable(variable, dependency.name)
             piece.extras[variable] = dependency.name
             yield variable, allowed, dependency.extras
+
+
+def _alike(values: Iterable[_T]) -> Iterable[tuple[_T, int]]:
+    """Each value with the mask of the releases that have it, in the order in which they first do.
+
+    Neighbours mostly need the same and come in the same wheels: looked at once instead of once a release.
+    """
+    found: dict[_T, int] = {}
+    for i, value in enumerate(values):
+        found[value] = found.get(value, 0) | (2 << i)
+    return found.items()
 
 
 def _is_trainer(enc: Encoding, name: str) -> bool:
@@ -379,17 +392,17 @@ def _wheel_rows(enc: Encoding, piece: _Piece, name: str) -> None:
     none_for: dict[int, int] = {}  # pythons without a wheel -> versions
     archives, barred, foreign = 0, 0, 0  # versions: no wheel at all; the same, but buildable; wheels for others only
     python = enc.domains[PYTHON]
-    for i, release in enumerate(enc.releases[name]):
-        if not release.wheels:
-            if not release.sdist:
+    for (wheels, sdist), versions in _alike((release.wheels, release.sdist) for release in enc.releases[name]):
+        if not wheels:
+            if not sdist:
                 continue
             if not buildable:
-                archives |= 2 << i
+                archives |= versions
             elif enc.options.no_compile:
-                barred |= 2 << i
+                barred |= versions
             continue
         best: dict[str, tuple[int, int]] = {}
-        for tag in release.wheels:
+        for tag in wheels:
             glibc, fits = wheel_fits(tag, enc.pythons, enc.arch)
             if glibc is None:
                 continue
@@ -398,15 +411,15 @@ def _wheel_rows(enc: Encoding, piece: _Piece, name: str) -> None:
                     best[minor] = glibc
         missing = python.mask_of(p for p in enc.pythons if p not in best)
         if missing == python.all_mask:
-            foreign |= 2 << i
+            foreign |= versions
             continue
-        none_for[missing] = none_for.get(missing, 0) | (2 << i)
+        none_for[missing] = none_for.get(missing, 0) | versions
         by_floor: dict[tuple[int, int], list[str]] = {}
         for minor, floor in best.items():
             by_floor.setdefault(floor, []).append(minor)
         for floor, minors in by_floor.items():
             edge = (f"{floor[0]}.{floor[1]}", python.mask_of(minors))
-            piece.floors[edge] = piece.floors.get(edge, 0) | (2 << i)
+            piece.floors[edge] = piece.floors.get(edge, 0) | versions
     files = f"{name} file list"
     for missing, versions in none_for.items():
         piece.add(Fact("wheels", ("wheels", name), name, PYTHON, source=files), (name, versions), (PYTHON, missing))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from envforge.errors import UsageError
 
@@ -34,6 +35,7 @@ class Request:
         return match[1] if match else None
 
 
+@lru_cache(maxsize=8192)
 def normalise(name: str) -> str:
     """PEP 503 name."""
     return re.sub(r"[-_.]+", "-", name).lower()
