@@ -31,7 +31,10 @@ SYSTEM = {
     "mksquashfs": "squashfs-tools",
 }
 TORCH = "2.13.0"
-STACK = ["transformers==5.17.0", "peft==0.21.2", "accelerate==1.15.0", "datasets==4.8.5", "gguf", "sentencepiece"]
+STACK = [
+    *("transformers==5.17.0", "peft==0.21.2", "accelerate==1.15.0", "datasets==4.8.5", "gguf", "sentencepiece"),
+    "bitsandbytes==0.50.2",
+]
 
 
 def system_packages() -> None:
@@ -69,7 +72,7 @@ def torch_stack() -> None:
             if subprocess.run([*pip, *index, f"torch=={TORCH}+cpu"], check=False).returncode:
                 print("left out: the CPU build of torch cannot be had from here", file=sys.stderr)
                 return
-    if importlib.util.find_spec("peft") is None or importlib.util.find_spec("gguf") is None:
+    if any(importlib.util.find_spec(name) is None for name in ("peft", "gguf", "bitsandbytes")):
         command = [sys.executable, "-m", "pip", "install", "--quiet", f"torch=={TORCH}+cpu", *STACK]
         subprocess.run(command, check=False)
 
