@@ -50,6 +50,7 @@ def convert(file: Path, folder: Path) -> None:
     for path in folder.iterdir():
         path.chmod(0o644)
     both_spellings(folder / "config.json")
+    known_class(folder / "tokenizer_config.json")
 
 
 def both_spellings(config: Path) -> None:
@@ -63,6 +64,14 @@ def both_spellings(config: Path) -> None:
     if isinstance(rope, dict) and "rope_theta" in rope and rope.get("rope_type", "default") == "default":
         data.setdefault("rope_theta", rope["rope_theta"])
     config.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def known_class(config: Path) -> None:
+    """transformers 5 saves a tokenizer class by a name that no older release knows; all of them know this one."""
+    data = json.loads(config.read_text(encoding="utf-8"))
+    if data.get("tokenizer_class") == "TokenizersBackend":
+        data["tokenizer_class"] = "PreTrainedTokenizerFast"
+        config.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
