@@ -133,6 +133,7 @@ def test_what_a_new_transformers_checks_at_run_time_becomes_rows(index: FakeInde
     code, out, _ = update(folder, "transformers", "--write")
     assert code == 0
     told = [line for line in out.splitlines() if line.startswith("new row, read from the wheel: ")]
+    assert index.asked["/simple/transformers/"] == 1, "the page that the harvest read serves the floors too"
     assert len(told) == 2 and "asks for bitsandbytes >=0.50.0" in told[0], "0.49.9 is no release: the next one is named"
     assert "with torch <2.8 transformers silently" in told[1]
     assert "checks peft >=0.21.0 only, the row says >=0.22.0" in out, "a floor that fell needs a hand"

@@ -80,6 +80,7 @@ class Index:
     wait_s: float = 0.5
     read_s: float = 60.0
     requests_made: int = field(default=0, init=False)
+    _pages: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     stopped: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -221,13 +222,15 @@ class Index:
         return Answer(b"".join(pieces), answer.url, answer.headers.get("Content-Range", ""))
 
     def page(self, name: str) -> Any:
-        """The project page (`pypi_simple.ProjectPage`) of one normalised package name.
+        """The project page (`pypi_simple.ProjectPage`) of one normalised package name, asked for once a run.
 
         Raises:
             IndexUnreachableError: no page, or not a page of this project in the JSON simple format.
         """
         from pypi_simple import ProjectPage
 
+        if name in self._pages:
+            return self._pages[name]
         answer = self.get(f"{self.base}/{name}/", accept=SIMPLE_JSON)
         if answer is None:
             raise IndexUnreachableError(
@@ -242,6 +245,7 @@ class Index:
             ) from error
         if page.project.lower().replace("_", "-").replace(".", "-") != name:
             raise IndexUnreachableError(f"asked for {name}, the package index answered with {page.project}")
+        self._pages[name] = page
         return page
 
     def wheel(self, url: str) -> ZipFile | None:
