@@ -3,13 +3,15 @@
 Nothing here reads a file; `load` does. Versions are kept as the strings that the source prints; comparing them is the
 resolver's work. Compute capabilities are strings such as "8.6". A GPU is "covered" by rules that live in
 `envforge.resolver.hosts`, not here.
+
+Rows are named tuples: a dataclass costs every start of the program about a millisecond.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 Confidence = Literal[
     "verified-from-metadata", "verified-by-execution", "from-official-doc", "from-issue-report", "inferred"
@@ -19,16 +21,14 @@ Level = Literal["hard", "warn"]
 Arch = Literal["x86_64", "aarch64"]
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Where a row comes from: `text` names the document, file or run; `confidence` says how it was established."""
 
     text: str
     confidence: Confidence
 
 
-@dataclass(frozen=True, slots=True)
-class Toolkit:
+class Toolkit(NamedTuple):
     """One CUDA toolkit release and the Linux driver it shipped with (`driver` is None where none is published)."""
 
     cuda: str  # "12.4"
@@ -38,8 +38,7 @@ class Toolkit:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """The driver floor of a CUDA major: minor-version compatibility starts here."""
 
     major: int
@@ -47,8 +46,7 @@ class Family:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(NamedTuple):
     """A driver branch: the CUDA version that nvidia-smi reports for it, its type and end of life where known."""
 
     branch: int
@@ -58,8 +56,7 @@ class Branch:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardCompat:
+class ForwardCompat(NamedTuple):
     """Driver branches on which the cuda-compat package of one CUDA version is supported."""
 
     cuda: str
@@ -68,8 +65,7 @@ class ForwardCompat:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(NamedTuple):
     """A GPU generation: its compute capabilities and the toolkits and driver branches that know it."""
 
     name: str
@@ -80,8 +76,7 @@ class Architecture:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A GPU model. `memory_gib` lists the sizes it was sold with; `forward` is forward-compatibility eligibility."""
 
     name: str
@@ -101,8 +96,7 @@ class Gpu:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class TorchBuild:
+class TorchBuild(NamedTuple):
     """One build of a torch minor: variant, toolkit, and the GPU code in the wheel for one host architecture.
 
     `sm` lists cubins, `ptx` the virtual architectures that are embedded as PTX. The `cpu` variant has neither.
@@ -118,8 +112,7 @@ class TorchBuild:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class NativeLib:
+class NativeLib(NamedTuple):
     """What native code a range of releases of a package carries.
 
     cuda: CUDA versions that have a library ("12.6"); `match` says how they fit torch's: `exact`, `major` (any library
@@ -137,8 +130,7 @@ class NativeLib:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """Known bad or a run-time floor: wherever every `when` holds, every `needs` must hold too, if it is there at all.
 
     Keys of `when` and `needs` are package names, or one of the virtual names `python`, `variant`, `cuda`, `driver`,
@@ -159,8 +151,7 @@ class Rule:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class PackageRow:
+class PackageRow(NamedTuple):
     """A requestable package: its role and place in the total order of decisions (smaller rank decides first)."""
 
     name: str  # normalised (PEP 503)
@@ -172,8 +163,7 @@ class PackageRow:
     sources_ok: bool = False  # a source archive may be built (flash-attn, deepspeed)
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(NamedTuple):
     """A base image: reference, digest where known, glibc, the pythons it brings, OS release name."""
 
     ref: str
@@ -187,8 +177,7 @@ class Base:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A sourced statement that no code reads but people ask for (kept so that no fact is lost)."""
 
     id: str
@@ -197,8 +186,7 @@ class Note:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteModel:
+class RemoteModel(NamedTuple):
     """A model family whose own Python files (`trust_remote_code`) do not fit every release.
 
     `match` is compared with the lower-cased model id or `model_type` (substring); `needs` as in Rule.
@@ -211,8 +199,7 @@ class RemoteModel:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """Choices that are ours, not facts: the order of pythons, the date up to which the matrix is complete."""
 
     as_of: str  # ISO date: the matrix's own "today"
@@ -239,5 +226,5 @@ class Matrix:
     policy: Policy
     notes: tuple[Note, ...] = ()
     hash: str = ""
-    layers: tuple[str, ...] = field(default=("shipped",))
+    layers: tuple[str, ...] = ("shipped",)
     remote_models: tuple[RemoteModel, ...] = ()

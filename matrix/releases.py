@@ -23,10 +23,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from envforge.errors import DataError
 
@@ -36,8 +35,7 @@ SCHEMA = 1
 RequiresFrom = Literal["wheel", "index", "sdist", "sdist-requires-txt", "sdist-requirements", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """One release. `requires` holds PEP 508 lines, `wheels` compressed tag sets, `uploaded` an ISO date.
 
     `requires_from` says where `requires` was read: the METADATA of a wheel, the index's JSON answer, the sdist's

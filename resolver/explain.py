@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from envforge.resolver.constraints import forward_eligible
 from envforge.resolver.encoding import PYTHON, VARIANT, Encoding, sm_name, variant_cuda
@@ -19,8 +20,7 @@ from envforge.resolver.solve import Row
 MAX_SAID = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """One fact of the explanation: its sentence, where it is known from, its kind."""
 
     text: str
@@ -28,8 +28,7 @@ class Statement:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
+class Fix(NamedTuple):
     """A change that was solved: `change` is what to write instead, `text` says it with what follows from it."""
 
     change: str

@@ -7,8 +7,8 @@ minor for CPython on Linux, so that a line becomes: dependency, extras, specifie
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from envforge.resolver.request import normalise
 
@@ -19,8 +19,7 @@ _EXTRA = re.compile(r"""^\s*extra\s*==\s*(['"])([A-Za-z0-9._-]+)\1\s*$""")
 _EXTRA_TAIL = re.compile(r"""^(.*?)\s+and\s+extra\s*==\s*(['"])([A-Za-z0-9._-]+)\2\s*$""")
 
 
-@dataclass(frozen=True, slots=True)
-class Dependency:
+class Dependency(NamedTuple):
     """One line: normalised name, its extras, specifier text, marker without the extra part, and that extra."""
 
     name: str

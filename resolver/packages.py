@@ -7,14 +7,13 @@ and the plans of a fleet solve the same packages many times.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from envforge.matrix.releases import Release
 from envforge.resolver.encoding import GLIBC, PYTHON, VARIANT, Encoding, below, python_mask
 from envforge.resolver.facts import Fact
 from envforge.resolver.metadata import Dependency, parse_line, wheel_fits
-from envforge.resolver.solve import Row
+from envforge.resolver.pieces import Key, Piece, Store, read_piece
 from envforge.resolver.versions import Domain
 
 if TYPE_CHECKING:
@@ -23,31 +22,16 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound=Hashable)
 
 Loader: TypeAlias = Callable[[str], tuple[Release, ...]]
-Key: TypeAlias = tuple[object, ...]
 MAX_PIECES = 4_000
 
 
-@dataclass
-class _Piece:
-    """The rows of one package or one of its extras, and what they reach."""
-
-    rows: list[Row] = field(default_factory=list)
-    touched: dict[str, None] = field(default_factory=dict)  # packages that it names
-    extras: dict[str, str] = field(default_factory=dict)  # extra variable -> package
-    reached: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    floors: dict[tuple[str, int], int] = field(default_factory=dict)  # (glibc, pythons) -> versions
-
-    def add(self, fact: Fact, *terms: tuple[str, int], activates: str | None = None) -> None:
-        if all(mask for _, mask in terms):
-            self.rows.append(Row(tuple(terms), fact, activates))
-
-
 class Shelf:
-    """What was made of one matrix and one way to load releases, kept between solves."""
+    """What was made of one matrix and one way to load releases, kept between solves; with a store also between runs."""
 
     def __init__(self, matrix: Matrix, load: Loader) -> None:
         self.matrix, self.load = matrix, load
-        self.pieces: dict[Key, _Piece] = {}
+        self.store: Store | None = None
+        self.pieces: dict[Key, Piece] = {}
         self.kept: dict[Key, tuple[tuple[Release, ...], Domain | None]] = {}
         self.variables: dict[Key, Domain] = {}
 
@@ -55,19 +39,21 @@ class Shelf:
 _SHELVES: list[Shelf] = []
 
 
-def _shelf(matrix: Matrix, load: Loader) -> Shelf:
-    for shelf in _SHELVES:
-        if shelf.matrix is matrix and shelf.load is load and len(shelf.pieces) < MAX_PIECES:
-            return shelf
-    shelf = Shelf(matrix, load)
-    _SHELVES.insert(0, shelf)
+def shelf(matrix: Matrix, load: Loader) -> Shelf:
+    """The shelf of this matrix and way to load; one that grew too large is left for a new one."""
+    old = next((one for one in _SHELVES if one.matrix is matrix and one.load == load), None)
+    if old is not None and len(old.pieces) < MAX_PIECES:
+        return old
+    new = Shelf(matrix, load)
+    new.store = old.store if old else None
+    _SHELVES.insert(0, new)
     del _SHELVES[2:]
-    return shelf
+    return new
 
 
 def packages(enc: Encoding, load: Loader) -> None:
     """Everything that the request can reach, breadth first, with its dependency, python and wheel rows."""
-    work = _Work(enc, _shelf(enc.matrix, load))
+    work = _Work(enc, shelf(enc.matrix, load))
     queue: list[tuple[str, str | None]] = []
     for request in enc.requests:
         if work.domain(request.name) is None:
@@ -162,9 +148,11 @@ class _Work:
         enc = self.enc
         pinned = tuple(sorted(r.pinned for r in enc.requests if r.name == name and r.pinned))
         at = (name, extra, *self.key, pinned if _is_trainer(enc, name) else ())
-        piece = self.shelf.pieces.get(at)
+        piece = self.shelf.pieces.get(at) or self.kept(at)
         if piece is None:
             piece = self.shelf.pieces[at] = self.make(name, extra, pinned)
+            if self.shelf.store is not None:
+                self.shelf.store.write(at, piece.dumps())
         else:
             for target in piece.touched:
                 self.domain(target)
@@ -177,9 +165,20 @@ class _Work:
                 _glibc_row(enc, name, floor, pythons, versions)
         return piece.reached
 
-    def make(self, name: str, extra: str | None, pinned: tuple[str, ...]) -> _Piece:
+    def kept(self, at: Key) -> Piece | None:
+        """A piece that an earlier run made; what cannot be read is made again."""
+        text = self.shelf.store.read(at) if self.shelf.store is not None else None
+        if text is None:
+            return None
+        try:
+            piece = self.shelf.pieces[at] = read_piece(text)
+        except (ValueError, KeyError, TypeError, IndexError):
+            return None
+        return piece
+
+    def make(self, name: str, extra: str | None, pinned: tuple[str, ...]) -> Piece:
         """The rows of one package (or of one of its extras)."""
-        enc, piece = self.enc, _Piece()
+        enc, piece = self.enc, Piece()
         releases, domain = enc.releases[name], enc.domains[name]
         variable = name
         if extra is not None:
@@ -227,7 +226,7 @@ class _Work:
         piece.reached = [(target_name, tuple(sorted(extras))) for target_name, extras in sorted(reached.items())]
         return piece
 
-    def edges(self, piece: _Piece, dependency: Dependency) -> Iterable[tuple[str, int, tuple[str, ...]]]:
+    def edges(self, piece: Piece, dependency: Dependency) -> Iterable[tuple[str, int, tuple[str, ...]]]:
         """A dependency line -> (variable, allowed mask, extras): the package itself, and a variable for each extra."""
         domain = self.domain(dependency.name)
         if domain is None:
@@ -271,7 +270,7 @@ def _asks_pre(specifier: str) -> bool:
     return any(_is_pre(part.strip(" <>=!~")) for part in specifier.split(",") if part.strip())
 
 
-def _dependency_row(enc: Encoding, piece: _Piece, fact: Fact, versions: int, allowed: int, pythons: int) -> None:
+def _dependency_row(enc: Encoding, piece: Piece, fact: Fact, versions: int, allowed: int, pythons: int) -> None:
     variable, target = fact.a, fact.b
     if target in enc.left_out:
         return
@@ -285,7 +284,7 @@ def _dependency_row(enc: Encoding, piece: _Piece, fact: Fact, versions: int, all
     piece.add(fact, *terms, activates=target)
 
 
-def _inherited(enc: Encoding, piece: _Piece, name: str, merged: dict[tuple[str, int, int], int]) -> None:
+def _inherited(enc: Encoding, piece: Piece, name: str, merged: dict[tuple[str, int, int], int]) -> None:
     """Older releases of a trainer inherit the upper bounds, and the dependencies that they do not declare, of the
     newest one: else a request beyond today's caps would silently land on a release that has no cap yet."""
     domain = enc.domains[name]
@@ -318,7 +317,7 @@ def _inherited(enc: Encoding, piece: _Piece, name: str, merged: dict[tuple[str, 
 
 def _implied(
     enc: Encoding,
-    piece: _Piece,
+    piece: Piece,
     name: str,
     pinned: tuple[str, ...],
     merged: dict[tuple[str, int, int], int],
@@ -358,7 +357,7 @@ def _implied(
 # --- pythons and wheels --------------------------------------------------------------------------------------------
 
 
-def _python_rows(enc: Encoding, piece: _Piece, name: str) -> None:
+def _python_rows(enc: Encoding, piece: Piece, name: str) -> None:
     groups: dict[str, int] = {}
     for i, release in enumerate(enc.releases[name]):
         if release.python:
@@ -385,7 +384,7 @@ def _python_domain() -> Domain:
     return _PYTHONS[0]
 
 
-def _wheel_rows(enc: Encoding, piece: _Piece, name: str) -> None:
+def _wheel_rows(enc: Encoding, piece: Piece, name: str) -> None:
     """Releases whose wheels do not fit a python, the architecture or the host's glibc, and cannot be built instead."""
     row = enc.matrix.packages.get(name)
     buildable = row is not None and row.sources_ok

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from envforge.matrix.releases import load_releases
 from envforge.resolver.encoding import Options, sm_name
 from envforge.resolver.explain import Conflict, Fix, Statement
-from envforge.resolver.fixes import core_of as _core
 from envforge.resolver.fixes import explain
-from envforge.resolver.fixes import fact_key as _fact_key
 from envforge.resolver.hosts import mixed
 from envforge.resolver.passes import Found, Loader, Wish, rank_of, ranks, search, tier_of, variant_order
 from envforge.resolver.plan import Plan
@@ -63,8 +61,6 @@ __all__ = [
     "Answer",
     "Options",
     "Wish",
-    "_core",
-    "_fact_key",
     "rank_of",
     "ranks",
     "resolve",

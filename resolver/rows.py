@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from envforge.errors import EnvforgeError
 from envforge.resolver.versions import Domain
@@ -28,8 +28,7 @@ class BudgetError(EnvforgeError):
     id = "search-budget"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """An incompatibility: no answer has, for every (name, mask) of `terms`, the name's value inside the mask.
 
     origin: whatever the row stands for; the search only carries it. Of rows that forbid the same, the one whose origin
@@ -58,8 +57,7 @@ class Derived:
 Premise: TypeAlias = Row | Derived
 
 
-@dataclass(frozen=True, slots=True)
-class Unreached:
+class Unreached(NamedTuple):
     """Origin of a row that the search adds itself: with these decisions nothing asks for `name`, so it is absent."""
 
     name: str
@@ -82,8 +80,7 @@ class Problem:
     prefer: Prefer | Mapping[str, Sequence[int]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(NamedTuple):
     """How much work it was: choices made, masks narrowed, conflicts met (each but a last one teaches a row)."""
 
     decisions: int
@@ -91,8 +88,7 @@ class Stats:
     conflicts: int
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
+class Solution(NamedTuple):
     """values: position per name, 0 for absent; order: the names that are present, as they were decided."""
 
     values: dict[str, int]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 from pathlib import Path
 
 from envforge.errors import DiskFullError, UsageError
@@ -22,6 +21,8 @@ def write_atomic(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     Raises:
         DiskFullError: the disk is full. UsageError: the folder is missing or not writable.
     """
+    import tempfile  # here, because a command that writes nothing starts faster without
+
     data = text.encode("utf-8") if isinstance(text, str) else text
     temporary: str | None = None
     try:

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envforge.errors import DataError
 
@@ -36,8 +36,7 @@ KEYS = ("mirrors", "ca", "registry", "fleet", "mounts", "banned")
 PREFIX = "ENVFORGE_"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """A value and where it came from: "built-in", a file, a variable, an option; several where layers add up."""
 
     value: Any
@@ -58,8 +57,7 @@ class Settings:
     origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One layer: its name, its configuration file, its folder of matrix rows."""
 
     name: str
@@ -167,10 +165,6 @@ def _lay(values: dict[str, Setting], key: str, value: Any, origin: str) -> None:
 
 
 def _read(path: Path, faults: list[str]) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -178,6 +172,10 @@ def _read(path: Path, faults: list[str]) -> dict[str, Any]:
     except OSError as error:
         faults.append(f"{path}: cannot be read ({error.strerror or error})")
         return {}
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         text = raw.decode("utf-8")
         data = tomllib.loads(text)

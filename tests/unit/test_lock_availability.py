@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from lock_index import StandIn, quiet, settings_for
 
 from envforge.errors import DataError
-from envforge.lock import AS_TORCH, Build, PipSettings, allowed_torch, find_builds, from_json, probe_availability
+from envforge.lock import (
+    AS_TORCH,
+    Build,
+    Pages,
+    PipSettings,
+    allowed_torch,
+    find_builds,
+    from_json,
+    probe_availability,
+)
 from envforge.lock.availability import default_variants
 
 DEFAULTS = {"2.6": "cu124", "2.13": "cu130"}
@@ -161,3 +172,25 @@ def test_the_record_holds_no_credentials(index: StandIn) -> None:
 def test_defaults_are_the_matrixs() -> None:
     got = default_variants("x86_64")
     assert (got["2.6"], got["2.1"], got["2.13"]) == ("cu124", "cu121", "cu130")
+
+
+def test_pages_come_in_the_background_and_hold_up_nobody(index: StandIn) -> None:
+    index.misbehave = {"/simple/": "hang"}
+    program = (
+        "import sys, time; from envforge.lock import Pages, PipSettings\n"
+        "begun = time.monotonic()\n"
+        "pages = Pages(PipSettings(index_url=sys.argv[1]), timeout=30.0)\n"
+        "time.sleep(0.3); assert time.monotonic() - begun < 5\n"
+    )
+    subprocess.run([sys.executable, "-c", program, f"{index.url}/simple"], check=True, timeout=15)
+    assert any("/simple/torch/" in line for line in index.log), "asked before anybody waited for it"
+
+
+def test_pages_are_asked_for_once(index: StandIn) -> None:
+    settings = settings_for(index)
+    pages = Pages(settings)
+    one = probe_availability("cu126", settings, defaults=DEFAULTS, pages=pages)
+    assert one == probe_availability("cu126", settings, defaults=DEFAULTS)
+    asked = [line for line in index.log if "/simple/torch/" in line]
+    probe_availability("cu124", settings, defaults=DEFAULTS, pages=pages)
+    assert [line for line in index.log if "/simple/torch/" in line] == asked

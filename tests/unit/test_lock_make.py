@@ -455,3 +455,18 @@ def test_a_mirror_of_the_torch_index_with_a_login_of_its_own(index: StandIn, tmp
         assert "tops3cret" not in " ".join(argv) + made.requirements + made.pylock
         done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_no_interpreter_is_looked_for_where_nothing_is_built(
+    index: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    for name in ("python", "python3", "python3.10"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\necho $0 >> {told}\nexit 127\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    made = lock(make_plan({"numpy": "2.2.0"}, python="3.10"), settings_for(index))
+    assert versions(made) == {"numpy": "2.2.0"}
+    assert not told.exists(), told.read_text()

@@ -29,7 +29,7 @@ def rows() -> list[object]:
     found: list[object] = []
     for table in tables:
         found += table.values() if isinstance(table, dict) else table if isinstance(table, tuple) else []
-    return [row for row in found if dataclasses.is_dataclass(row)]
+    return [row for row in found if hasattr(row, "source")]
 
 
 def build(torch: str, variant: str, arch: str = "x86_64") -> TorchBuild | None:

@@ -20,7 +20,7 @@ from envforge.resolver.hosts import known, make_host
 from envforge.resolver.passes import search
 from envforge.resolver.plan import Plan, load_plan
 from envforge.resolver.request import parse_request
-from envforge.resolver.resolve import Answer, Wish, _core, _fact_key, ranks, resolve
+from envforge.resolver.resolve import Answer, Wish, ranks, resolve
 from envforge.resolver.solve import Problem, Solution, leaves, solve
 
 XTUNER_STORY = [
@@ -168,12 +168,12 @@ def test_the_facts_named_suffice_and_each_is_needed(
     enc = encode(matrix(), asked.requests, asked.hosts, asked.options)
     first = solve(Problem(enc.domains, enc.rows, ranks(enc)))
     assert not isinstance(first, Solution)
-    core = _core(enc, leaves(first))
-    groups = {_fact_key(row.origin) for row in core}
+    core = fixes.core_of(enc, leaves(first))
+    groups = {fixes.fact_key(row.origin) for row in core}
     whole = solve(Problem(enc.domains, list(core), ranks(enc)))
     assert not isinstance(whole, Solution)
     for left_out in groups:
-        rest = [row for row in core if _fact_key(row.origin) != left_out]
+        rest = [row for row in core if fixes.fact_key(row.origin) != left_out]
         assert isinstance(solve(Problem(enc.domains, rest, ranks(enc))), Solution), left_out
 
 

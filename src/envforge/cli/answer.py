@@ -59,6 +59,16 @@ class Outcome:
         return "any one of these would do:\n" + "\n".join(f"  {f.text}" for f in conflict.fixes)
 
 
+class _Place:
+    """Where packages come from here. Its pages are asked for at once: they arrive while the first search runs."""
+
+    def __init__(self, settings: PipSettings, wheelhouse: Path | None) -> None:
+        from envforge.lock import Pages
+
+        self.settings, self.wheelhouse = settings, wheelhouse
+        self.pages = Pages(settings)
+
+
 def run_resolve(
     words: list[str],
     files: list[Path],
@@ -90,20 +100,20 @@ def run_resolve(
     from envforge.cli.mirrors import package_settings
     from envforge.intake import read_intake
     from envforge.keep.newer import find_newer
+    from envforge.keep.rows import keep_rows
     from envforge.project import starting_point
-    from envforge.resolver.hosts import known
     from envforge.resolver.resolve import Options, Wish, resolve
     from envforge.settings import layered_matrix, load_settings
 
     intake = read_intake(words, files, spec)
     earlier = starting_point(start, intake.project, upgrade)
     _check_date(as_of)
-    hosts = targets.read()
     settings = chosen or load_settings(intake.project)
+    place = _Place(package_settings(settings), wheelhouse) if lock else None
     matrix = layered_matrix(settings=settings)
+    hosts = targets.read(matrix)
     if glibc is not None:
         hosts = tuple(replace(host, glibc=glibc) for host in hosts)
-    hosts = tuple(known(host, matrix) for host in hosts)
     cpu = targets.variant == "cpu" or not any(host.has_gpu for host in hosts)
     requests = intake.requests(cpu)
     check_names(requests)
@@ -118,13 +128,14 @@ def run_resolve(
         limits=tuple(c for c in intake.constraints if c.specifier),
     )
     newer = find_newer(requests, lambda: package_settings(settings))
+    keep_rows(matrix, newer)
     wish = Wish(requests, hosts, options, as_of)
     if prefer is not None:
         wish = evidence_for(settings).prefer(prefer, matrix, wish, newer.load)
-    if not lock:
+    if place is None:
         outcome = Outcome(resolve(matrix, wish, newer.load), matrix, hosts, intake)
     else:
-        outcome = _locked(matrix, wish, hosts, intake, wheelhouse, newer.load, package_settings(settings))
+        outcome = _locked(matrix, wish, hosts, intake, newer.load, place)
     outcome.answer = with_notes(outcome.answer, newer.notes)
     outcome.evidence = evidence_for(settings).cells(matrix, outcome.answer.plan)
     if len(hosts) > 1 and outcome.answer is not None:
@@ -143,19 +154,19 @@ def _locked(
     wish: Wish,
     hosts: tuple[Host, ...],
     intake: Intake,
-    wheelhouse: Path | None,
     load: Callable[[str], tuple[Release, ...]],
-    settings: PipSettings,
+    place: _Place,
 ) -> Outcome:
     """Solve with what can be had from here, lock, and learn from closures that do not solve."""
     from dataclasses import replace
 
     from envforge.cli.addresses import build_addresses
     from envforge.errors import IndexUnreachableError, OutsideError
-    from envforge.lock import LockConflict, make_lock, probe_availability
+    from envforge.lock import LockConflict, default_variants, make_lock, probe_availability
     from envforge.resolver.constraints import Learned
     from envforge.resolver.resolve import resolve
 
+    settings, wheelhouse = place.settings, place.wheelhouse
     # uv will hold the closure to pip's own constraint files: known before, they cost no failed closure.
     wish = replace(wish, options=replace(wish.options, limits=(*wish.options.limits, *_pip_limits(settings))))
     answer = resolve(matrix, wish, load)
@@ -164,7 +175,14 @@ def _locked(
     arch = answer.plan.target.arch
     built = build_addresses(wish.requests, intake.project, settings, answer.plan.python, load)
     wish = replace(wish, requests=built.requests)
-    availability = probe_availability(answer.plan.variant, settings, arch=arch, wheelhouse=wheelhouse)
+    availability = probe_availability(
+        answer.plan.variant,
+        settings,
+        arch=arch,
+        wheelhouse=wheelhouse,
+        defaults=default_variants(arch, matrix),
+        pages=place.pages,
+    )
     free = Outcome(answer, matrix, hosts, intake, None, [*availability.warnings, *built.notes])
     wish = replace(wish, options=replace(wish.options, builds=recorded_builds(availability)))
     answer = resolve(matrix, wish, load)

@@ -111,12 +111,12 @@ class Targets:
     variant: str = "auto"
     exclude: list[str] | None = None
 
-    def read(self) -> tuple[Host, ...]:
+    def read(self, matrix: Matrix | None = None) -> tuple[Host, ...]:
         """The hosts that are meant (see `read_targets`)."""
-        return read_targets(self)
+        return read_targets(self, matrix)
 
 
-def read_targets(targets: Targets) -> tuple[Host, ...]:
+def read_targets(targets: Targets, matrix: Matrix | None = None) -> tuple[Host, ...]:
     """The described hosts, or this machine; every GPU with its compute capability, every name once.
 
     Raises:
@@ -129,7 +129,7 @@ def read_targets(targets: Targets) -> tuple[Host, ...]:
     from envforge.resolver.hosts import known, make_host
     from envforge.settings import layered_matrix
 
-    matrix = layered_matrix()
+    matrix = matrix or layered_matrix()
     _check_python(targets.python)
     _check_variant(targets.variant, matrix)
     gpus = [_check_gpu(name) for name in targets.gpu or ()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from envforge.errors import DataError, EnvforgeError, IndexUnreachableError
@@ -103,7 +103,7 @@ def _known(name: str, folder: Path, notes: list[str]) -> tuple[tuple[Release, ..
         return (), False
     if not old:
         return (), False
-    old = tuple(replace(release, requires=tuple(sorted(release.requires))) for release in old)
+    old = tuple(release._replace(requires=tuple(sorted(release.requires))) for release in old)
     return old, json.loads((folder / f"{name}.json").read_text(encoding="utf-8")).get("rules") == RULES
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from envforge.errors import UsageError
 from envforge.files import write_atomic
-from envforge.matrix.check import Finding
 from envforge.matrix.evidence import RECEIPTS, Receipt, load_receipts
+
+if TYPE_CHECKING:
+    from envforge.matrix.check import Finding
 
 
 def receipt_folders(layers: tuple[Path, ...] = ()) -> tuple[Path, ...]:
@@ -44,6 +47,8 @@ def add_receipt(receipt: Receipt, folder: Path) -> tuple[Path, bool]:
 
 def check_receipts(folders: tuple[Path, ...] = (RECEIPTS,)) -> list[Finding]:
     """A finding for each damaged evidence file."""
+    from envforge.matrix.check import Finding
+
     do = "remove it, or add the receipt again: envforge matrix add-evidence"
     return [
         Finding("evidence", f"matrix/evidence/receipts/{fault.partition(':')[0]}", 1, "", fault, do)

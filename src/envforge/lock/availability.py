@@ -7,17 +7,24 @@ answer is part of the record and a warning, never silence.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urljoin, urlsplit
 
 from envforge.errors import DataError
 from envforge.lock.settings import PipSettings, default_index, redact, split_credentials
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from requests import Session
+
+    from envforge.matrix.model import Matrix
+
+    _Page: TypeAlias = tuple[str, str, Future[tuple[list[str], str]]]  # where, address, file names and problem
 
 SCHEMA = 1
 # Built once per CUDA version: these must come from where torch comes from.
@@ -150,6 +157,52 @@ def find_builds(
     return sorted(found, key=lambda build: (rank.get(build.where, 5), build.where))
 
 
+class Pages:
+    """The index pages of torch and its companions, fetched side by side, in the background from the start.
+
+    Most are the same for every variant, so that a solve that decides on one need not wait for them. The threads are
+    daemons: a command that ends early is not held up by an index that hangs.
+
+    Args:
+        settings: where to ask. timeout: seconds per request.
+    """
+
+    def __init__(self, settings: PipSettings, timeout: float = 8.0) -> None:
+        self._settings, self._timeout = settings, timeout
+        self._session: Session | None = None
+        self._lock = threading.Lock()
+        places: list[tuple[str, str]] = []
+        if not settings.no_index:
+            places.append(("default", settings.index_url or default_index()))
+            places += [(f"extra-{i + 1}", url) for i, url in enumerate(settings.extra_index_urls)]
+        self._pages = [self._fetch(where, url, name) for where, url in places for name in FAMILY]
+        self._links = [self._fetch("find-links", link, "") for link in settings.find_links if "://" in link]
+
+    def read(self, variant: str) -> list[tuple[str, str, list[str], str]]:
+        """Wait for everything that a plan of this variant can use -> (where, address, file names, problem)."""
+        torch: list[_Page] = []
+        if not self._settings.no_index:
+            index = f"{self._settings.torch_index.rstrip('/')}/{variant}"
+            torch = [self._fetch("torch", index, name) for name in FAMILY + GUESTS]
+        return [(where, url, *page.result()) for where, url, page in (*self._pages, *torch, *self._links)]
+
+    def _fetch(self, where: str, url: str, name: str) -> _Page:
+        from concurrent.futures import Future
+
+        page: Future[tuple[list[str], str]] = Future()
+
+        def work() -> None:
+            try:
+                with self._lock:
+                    self._session = self._session or http_session(self._settings)
+                page.set_result(_file_names(self._session, self._settings, url, name, self._timeout))
+            except BaseException as error:  # noqa: BLE001 - raised where the page is waited for
+                page.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return where, url, page
+
+
 def probe_availability(
     variant: str,
     settings: PipSettings,
@@ -158,6 +211,7 @@ def probe_availability(
     wheelhouse: Path | None = None,
     defaults: Mapping[str, str] | None = None,
     timeout: float = 8.0,
+    pages: Pages | None = None,
 ) -> Availability:
     """Asks every configured place for torch and its companions; never raises because one is out of reach.
 
@@ -166,9 +220,8 @@ def probe_availability(
         settings: where to ask. wheelhouse: a further folder of wheels, preferred over everything.
         defaults: torch minor ("2.6") -> the variant that the default index carries; from the matrix unless given.
         timeout: seconds per request; the requests run side by side.
+        pages: those that were asked for before.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     if defaults is None:
         defaults = default_variants(arch)
     builds: list[Build] = []
@@ -178,24 +231,12 @@ def probe_availability(
         builds += _folder(where, Path(folder), arch)
     for folder in settings.local_folders():
         builds += _folder("find-links", folder, arch)
-    asked: list[tuple[str, str, tuple[str, ...]]] = []
-    if not settings.no_index:
-        asked.append(("default", settings.index_url or default_index(), FAMILY))
-        asked += [(f"extra-{i + 1}", url, FAMILY) for i, url in enumerate(settings.extra_index_urls)]
-        asked.append(("torch", f"{settings.torch_index.rstrip('/')}/{variant}", FAMILY + GUESTS))
-    asked += [("find-links", link, ()) for link in settings.find_links if "://" in link]
-    with http_session(settings) as session, ThreadPoolExecutor(max_workers=8) as pool:
-        jobs = [
-            (where, url, pool.submit(_file_names, session, settings, url, name, timeout))
-            for where, url, names in asked
-            for name in names or ("",)
-        ]
-        states: dict[tuple[str, str], str] = {}
-        for where, url, job in jobs:
-            files, problem = job.result()
-            shown = redact(split_credentials(url)[0])
-            states[where, shown] = states.get((where, shown)) or problem
-            builds += _builds(where, files, arch, dict(defaults) if where != "find-links" else {})
+    pages = pages or Pages(settings, timeout)
+    states: dict[tuple[str, str], str] = {}
+    for where, url, files, problem in pages.read(variant):
+        shown = redact(split_credentials(url)[0])
+        states[where, shown] = states.get((where, shown)) or problem
+        builds += _builds(where, files, arch, dict(defaults) if where != "find-links" else {})
     for (where, shown), problem in states.items():
         places.append(Place(where, shown, not problem, problem))
     for place in places:
@@ -216,11 +257,11 @@ def probe_availability(
     )
 
 
-def default_variants(arch: str = "x86_64") -> dict[str, str]:
+def default_variants(arch: str = "x86_64", matrix: Matrix | None = None) -> dict[str, str]:
     """torch minor -> the variant that a plain install from the default index gives, from the matrix."""
     from envforge.settings import layered_matrix
 
-    builds = layered_matrix().torch_builds
+    builds = (matrix or layered_matrix()).torch_builds
     return {build.torch: build.variant for build in builds if build.default and build.arch == arch}
 
 
@@ -309,7 +350,7 @@ def _builds(where: str, files: Iterable[str], arch: str, defaults: dict[str, str
 
     found: dict[tuple[str, str, str, bool], set[str]] = {}
     for file in files:
-        if not file.endswith(".whl"):
+        if not file.endswith(".whl") or (arch not in file and "-any" not in file):
             continue
         try:
             name, version, _, tags = parse_wheel_filename(file)

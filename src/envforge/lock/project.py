@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,6 +130,10 @@ class Problem:
                 out += ["--exclude-newer-package", f"{name}=false"]
         for link in self.links:
             out += ["--find-links", link]
+        if not self.builds and sys.executable:
+            # Nothing is built, so any interpreter will do. Without one uv starts all that it finds to look for this
+            # version, which takes a second where they are the stand-ins of a version manager.
+            out += ["--python", sys.executable]
         return out
 
 
