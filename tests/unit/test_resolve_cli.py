@@ -121,6 +121,24 @@ def test_pips_constraints_count_where_a_lock_is_asked_for(
     assert code == 0 and "peft==0.21.1" in out, "an answer without a lock is not about this machine"
 
 
+def test_mirrors_stand_for_the_usual_places(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands in: an index and a PyTorch index on loopback; pip is told an index that does not answer."""
+    quiet(monkeypatch, tmp_path)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    line = ("resolve", "six", "--driver", "none", "--lock")
+    with StandIn() as index:
+        wheel = index.add("simple", "six", "1.16.0")
+        assert envforge(capsys, *line)[0] == 3, "nothing answers without a mirror"
+        mirrors = ("--mirror", f"index={index.url}/simple", "--mirror", f"torch={index.url}/whl")
+        code, out, err = envforge(capsys, *line, *mirrors)
+        assert code == 0 and wheel.sha256 in out, err
+        assert any("/whl/cpu/torch/" in asked for asked in index.log), "the PyTorch index is the mirror too"
+    assert envforge(capsys, "resolve", "six", "--driver", "none", "--mirror", "index")[0] == 2
+    assert "npm" in envforge(capsys, "resolve", "six", "--driver", "none", "--mirror", "npm=https://x.example")[2]
+
+
 # --- starting points -----------------------------------------------------------------------------------------------
 
 

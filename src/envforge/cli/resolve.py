@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from envforge.cli import target as t
+from envforge.cli.mirrors import MirrorOption
 
 
 def register(app: typer.Typer) -> None:
@@ -41,12 +42,14 @@ def resolve(
     lock: Annotated[
         bool | None, typer.Option("--lock/--no-lock", help="The whole closure with hashes (default for projects).")
     ] = None,
+    mirror: MirrorOption = None,
     format: Annotated[str, typer.Option(help="requirements or pylock.")] = "requirements",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer to this file.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Select pins that run on the described hosts."""
     from envforge.cli.answer import Outcome, answer_json, answer_text, run_resolve
+    from envforge.cli.mirrors import chosen_settings
     from envforge.errors import ConflictError, NoError, OutsideError, UsageError
     from envforge.intake import project_of
 
@@ -73,6 +76,7 @@ def resolve(
             prefer=prefer,
             explain=explain,
             start=start,
+            chosen=chosen_settings(project, mirror),
         )
     except OutsideError as error:
         if not isinstance(error.kept, Outcome):
