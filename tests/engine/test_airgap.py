@@ -17,7 +17,8 @@ from standins import FILELOCK, TORCH, lock_of, make_plan, make_spec, offline, op
 
 from envforge.errors import DataError, IndexUnreachableError, OutsideError, UsageError
 from envforge.image.build import build_plan
-from envforge.image.engines.docker import DockerEngine
+from envforge.image.engines.docker import DockerEngine, find_client
+from envforge.image.values import LABEL_ADDRESS
 from envforge.keep.bundle import read_bundle
 from envforge.lock.formats import LockedPackage, lock_hash
 from envforge.lock.read import read_lock
@@ -110,6 +111,34 @@ def test_a_bundle_builds_with_the_network_cut(packed: tuple[Path, Path], engine:
     # The base is the same content as outside: what was built here is found by a build with network.
     base = json.loads((bundle / "bundle.json").read_text())["base"]
     assert base["digest"] == engine.base(base_image, "3.11").digest
+
+
+def test_a_rendered_bundle_builds_by_hand_to_the_same_address(
+    packed: tuple[Path, Path], engine: DockerEngine, tmp_path: Path
+) -> None:
+    _, bundle = packed
+    done = envforge("render", "--wheelhouse", str(bundle), "-o", str(tmp_path / "context"), "--json", cut=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with (tmp_path / "base.tar").open("wb") as archive:  # the command that render names
+        subprocess.run(["tar", "-C", str(bundle / "base"), "-c", "."], stdout=archive, check=True)
+    engine.load(tmp_path / "base.tar")
+    argv = [str(find_client().path), "build", "--network=none", "--secret", "id=uv.toml,src=uv.toml", "--tag=by-hand"]
+    built = subprocess.run(
+        [*argv, "."],
+        cwd=tmp_path / "context",
+        env={**os.environ, "DOCKER_BUILDKIT": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr[-3000:]
+    info = engine.inspect("by-hand")
+    assert info is not None and info.labels[LABEL_ADDRESS].startswith(json.loads(done.stdout)["tag"].rpartition("-")[2])
+    words = ("build", "--wheelhouse", str(bundle), "--engine", "docker", "--network", "none", "--no-verify", "--json")
+    found = envforge(*words, cut=True)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert json.loads(found.stdout)["reused"], "build finds it by its address"
+    engine.client.images.remove("by-hand")
 
 
 def test_the_project_of_a_bundle_may_be_named_and_nothing_else(packed: tuple[Path, Path], engine: DockerEngine) -> None:

@@ -31,15 +31,17 @@ def render(
     variant: t.VariantOption = "auto",
     dialect: Annotated[str, typer.Option(help="buildkit, or plain for builders without RUN --mount.")] = "buildkit",
     base: Annotated[str | None, typer.Option(help="Base image instead of the matrix's choice.")] = None,
-    wheelhouse: Annotated[Path | None, typer.Option(help="Folder of wheels to take first.")] = None,
+    wheelhouse: Annotated[Path | None, typer.Option(help="Folder of wheels to take first, or a bundle.")] = None,
     ca: CaOption = None,
     mirror: MirrorOption = None,
     json_: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write the Dockerfile of a plan and everything that it copies into a folder."""
     import json
+    import shlex
     import sys
 
+    from envforge.cli.packed import open_bundle
     from envforge.cli.planned import find_plan, spec_pythons, surroundings
     from envforge.cli.stages import stage_printer
     from envforge.errors import UsageError
@@ -49,21 +51,33 @@ def render(
     if dialect not in ("buildkit", "plain"):
         raise UsageError(f"no dialect is named {dialect!r}", "known: buildkit, plain")
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
+    words, files = request or [], requirement or []
     with stage_printer(sys.stderr) as progress:
-        around = surroundings(None, base, targets, spec_pythons(request or [], requirement or [], spec))
-        found = find_plan(
-            request or [],
-            requirement or [],
-            spec,
-            targets,
-            wheelhouse=wheelhouse,
-            ca=ca,
-            mirror=mirror,
-            progress=progress,
-            around=around,
+        bundle = None
+        if packed := open_bundle(words, files, spec, wheelhouse, progress) if wheelhouse is not None else None:
+            found, bundle = packed
+        else:
+            found = find_plan(
+                words,
+                files,
+                spec,
+                targets,
+                wheelhouse=wheelhouse,
+                ca=ca,
+                mirror=mirror,
+                progress=progress,
+                around=surroundings(None, base, targets, spec_pythons(words, files, spec)),
+            )
+        # The base of a bundle has the name there under which `build` loads it; another base has other packages.
+        own = bundle if base is None else None
+        options = BuildOptions(
+            source=found.source,
+            dialect="plain" if dialect == "plain" else "buildkit",
+            base=own.base_name() if own else base,
+            base_digest=(own.base or {}).get("digest") if own else None,
         )
-        options = BuildOptions(source=found.source, dialect="plain" if dialect == "plain" else "buildkit", base=base)
-        context = render_plan(found.plan, found.lock, found.spec, options, output, bases=found.bases)
+        system = own.system if own else None
+        context = render_plan(found.plan, found.lock, found.spec, options, output, bases=found.bases, system=system)
     answer = {
         "schema": 1,
         "folder": str(output),
@@ -73,3 +87,6 @@ def render(
         "files": sorted(context.files),
     }
     typer.echo(json.dumps(answer, indent=1) if json_ else f"{output}/Dockerfile")
+    if own is not None:
+        load = f"tar -C {shlex.quote(str(own.folder / 'base'))} -c . | docker load"
+        typer.echo(f"the base {context.base.ref} is in the bundle; before the build: {load}", err=True)

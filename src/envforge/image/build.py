@@ -194,11 +194,19 @@ def _elsewhere(engine: Engine, remote: Remote, address: str, start: float) -> Bu
 
 
 def render_plan(
-    plan: Plan, lock: LockLike, spec: Spec, options: BuildOptions, folder: Path, *, bases: tuple[Base, ...] = ()
+    plan: Plan,
+    lock: LockLike,
+    spec: Spec,
+    options: BuildOptions,
+    folder: Path,
+    *,
+    bases: tuple[Base, ...] = (),
+    system: Mapping[str, str] | None = None,
 ) -> BuildContext:
     """Write the whole build context into `folder` (made new, or replaced if it is one of ours) without any engine.
 
     The base is taken on trust: its content is not known here, so the address differs from that of a build that looked.
+    A bundle knows it, and the versions of the system packages (`system`): then the address is the build's.
 
     Raises:
         UsageError: the folder holds something that is not a context.
@@ -206,7 +214,7 @@ def render_plan(
     """
     chosen = None if options.base else choose_base(plan, lock, bases)
     ref = options.base or mirrored(pinned(chosen), options.source.registry)
-    base = BaseInfo(ref=ref, digest=(chosen.digest or "") if chosen else "")
+    base = BaseInfo(ref=ref, digest=(chosen.digest if chosen else options.base_digest) or "")
     if chosen is not None:
         base = replace(base, os=chosen.os, install_python=chosen.kind != "slim")
     context = make_context(
@@ -218,6 +226,7 @@ def render_plan(
         dialect=options.dialect,
         epoch=options.epoch,
         compile_stage=stage_for(plan, lock, bases, options.source.registry),
+        system=system,
     )
     if folder.exists() and any(folder.iterdir()) and not (folder / "Dockerfile").is_file():
         raise UsageError(f"{folder} holds something else", "name a new or empty folder with -o")

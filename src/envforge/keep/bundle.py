@@ -70,6 +70,16 @@ class Bundle:
         """The folder of the model or of its parts."""
         return self.folder / MODEL if (self.folder / MODEL).is_dir() else None
 
+    def base_name(self) -> str:
+        """The name that the base has once it is loaded.
+
+        Raises:
+            UsageError: the bundle has none.
+        """
+        if self.base is None:
+            raise UsageError(f"{self.folder} holds no base image: it was made for the venv engine", "bundle it again")
+        return self.base["name"]
+
 
 def is_bundle(folder: Path) -> bool:
     """Whether a folder is a bundle, whole or not."""
@@ -252,11 +262,9 @@ def load_base(bundle: Bundle, engine: ContainerEngine, progress: Progress = sile
     Raises:
         UsageError: the bundle has no base.
     """
-    if bundle.base is None:
-        raise UsageError(f"{bundle.folder} holds no base image: it was made for the venv engine", "bundle it again")
-    name = bundle.base["name"]
+    name, known = bundle.base_name(), bundle.base or {}
     there = engine.inspect(name)
-    if there is None or there.id != bundle.base["id"]:
+    if there is None or there.id != known["id"]:
         progress(Event("stage", "loading the base image"))
         with tempfile.TemporaryDirectory(prefix="envforge-base-") as scratch:
             archive = Path(scratch) / "base.tar"
