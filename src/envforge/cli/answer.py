@@ -262,11 +262,12 @@ def _check_date(as_of: str | None) -> None:
     if as_of is None or as_of == "today":
         return
     try:
-        date.fromisoformat(as_of)
-    except ValueError as error:
-        raise UsageError(
-            f"--as-of {as_of[:40]!r} is not a date", "write it as 2025-03-20, or the word today"
-        ) from error
+        # Python reads 20250320 and 2025-W12 too, but dates are compared as text.
+        if date.fromisoformat(as_of).isoformat() == as_of:
+            return
+    except ValueError:
+        pass
+    raise UsageError(f"--as-of {as_of[:40]!r} is not a date", "write it as 2025-03-20, or the word today")
 
 
 def check_names(requests: Any) -> None:
@@ -390,7 +391,8 @@ def answer_text(outcome: Outcome, format: str, explain: bool) -> str:
         rows = outcome.explained
         out += [f"# {name}: {reason.text}" for name in ("variant", "python") for reason in rows.get(name, ())]
     out += [line for line in plan.requests if _plain_name(line) not in plan.pins]
-    out += [f"{line}  # from a rule" for line in plan.constraints]
+    # Limits, no requirements: as lines of their own pip would install what nobody asked for.
+    out += [f"# where it is installed too: {line} (a rule)" for line in plan.constraints]
     out += [f"# evidence: {line}" for line in evidence_lines(outcome.evidence)]
     out += [f"# warning ({w.id}): {w.text}" for w in plan.warnings]
     out += [f"# warning (availability): {note}" for note in outcome.notes]

@@ -1,0 +1,28 @@
+"""Requests, files and targets as people bring them to the command line, and what they must be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_resolve_cli import A100, answer, envforge, machine
+
+__all__ = ["machine"]  # the fixture that keeps this machine's settings and every index out
+
+
+def lines(text: str) -> list[str]:
+    """What pip would read of an answer."""
+    return [line for line in text.splitlines() if line and not line.startswith(("#", "--"))]
+
+
+def test_limits_of_rules_are_no_requirements(capsys: pytest.CaptureFixture[str]) -> None:
+    """`pip install -r` of an answer must not bring a default torch, a pandas or a torchao that nobody asked for."""
+    code, out, _ = envforge(capsys, "resolve", "transformers", "peft<0.15", *A100)
+    assert code == 0 and "torchao" in out and "(a rule)" in out
+    assert all("==" in line for line in lines(out)), out
+
+
+@pytest.mark.parametrize("day", ["20250320", "2025-W12-4", "2025-3-20"])
+def test_a_date_has_one_form(capsys: pytest.CaptureFixture[str], day: str) -> None:
+    code, _, err = envforge(capsys, "resolve", "torch", *A100, "--as-of", day)
+    assert code == 2 and day in err and "2025-03-20" in err
