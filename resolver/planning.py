@@ -310,18 +310,22 @@ def stale(matrix: Matrix, wish: Wish, found: Found, load: Loader) -> list[Warnin
     enc, values = found.enc, found.values
     out: list[Warning_] = []
     limit = matrix.policy.stale_days
+    kept = dict(enc.options.keep)
+    free_wish = replace(wish, as_of="today", options=replace(wish.options, keep=()))
     for request in enc.requests:
         if request.name not in enc.releases or request.specifier or request.name in enc.options.pythons:
             continue
         if not values.get(request.name, 0):
             continue
         chosen = enc.release(request.name, values[request.name])
+        if kept.get(request.name) == chosen.version:
+            continue  # an earlier plan pins it, and that is why it is there
         # Where no pin and nobody set the date, it follows from what was chosen and excuses nothing.
         date_set = asked_date(enc, wish)
         newest = _newest_before(enc, request.name, date_set)
         if _days(chosen.uploaded, newest) <= limit:
             continue
-        alone = search(matrix, replace(wish, requests=(replace(request, extras=()),), as_of="today"), load)
+        alone = search(matrix, replace(free_wish, requests=(replace(request, extras=()),)), load)
         if not isinstance(alone, Found):
             continue
         free = alone.enc.release(request.name, alone.values[request.name])
@@ -336,6 +340,8 @@ def stale(matrix: Matrix, wish: Wish, found: Found, load: Loader) -> list[Warnin
                 out.append(Warning_("old-for-host", text + _held_by(matrix, wish, request, latest.version, load)))
             continue
         who = _held_by(matrix, wish, request, free.version, load)
+        if kept and not who:
+            who = "; it goes with what the earlier plan pins (--upgrade NAME lets a pin move)"
         out.append(
             Warning_(
                 "stale",

@@ -26,3 +26,12 @@ def test_limits_of_rules_are_no_requirements(capsys: pytest.CaptureFixture[str])
 def test_a_date_has_one_form(capsys: pytest.CaptureFixture[str], day: str) -> None:
     code, _, err = envforge(capsys, "resolve", "torch", *A100, "--as-of", day)
     assert code == 2 and day in err and "2025-03-20" in err
+
+
+def test_what_an_earlier_answer_pins_is_not_called_old(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It is kept on purpose: that the hosts allow nothing newer would not even be true."""
+    (tmp_path / "pins.txt").write_text("torch==2.6.0+cu124\ntransformers==4.49.0\npeft==0.14.0\n")
+    data = answer(capsys, "transformers", "peft", "trl", "--from", tmp_path / "pins.txt", *A100)
+    assert data["pins"]["peft"] == "0.14.0" and data["pins"]["transformers"] == "4.49.0"
+    told = {w["id"]: w["text"] for w in data["warnings"]}
+    assert "old-for-host" not in told and "--upgrade" in told["stale"] and "trl" in told["stale"]
