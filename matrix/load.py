@@ -11,16 +11,14 @@ any other row is added.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from envforge.cached import Cache, cache_folder
 from envforge.errors import DataError
 from envforge.matrix.model import (
     Architecture,
@@ -69,17 +67,14 @@ def load_matrix(
     matrix_hash = hash_files(files)
     key = hashlib.sha256(f"{FORMAT} {matrix_hash} {_code_hash()}".encode()).hexdigest()
     names = ("shipped", *(str(layer) for layer in layers))
-    rows = None
-    if use_cache:
-        cache = cache or _cache_folder()
-        rows = _read_cache(cache, key) if cache else None
+    kept = Cache((cache or cache_folder("matrix")) if use_cache else None, KEEP)
+    rows = _decode(kept.read(f"{key}.json"))
     if rows is None:
         from envforge.matrix.meaning import read_rows
 
         schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
         rows = read_rows([(file.where, file.layer, file.raw) for file in files], schema)
-        if use_cache and cache:
-            _write_cache(cache, key, rows)
+        kept.write(f"{key}.json", json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode())
     return build(rows, matrix_hash, names)
 
 
@@ -265,48 +260,16 @@ def hash_files(files: Sequence[File]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
+def _decode(body: bytes | None) -> Rows | None:
+    try:
+        rows = json.loads(body or b"")
+    except ValueError:
+        return None
+    return rows if isinstance(rows, dict) else None
+
+
 @lru_cache(maxsize=1)
 def _code_hash() -> str:
     """Hash of what decides about the checked form: a new release of this code never reads an old result."""
     parts = [SCHEMA, *(HERE / name for name in ("load.py", "meaning.py", "strictyaml.py", "gpus.py", "model.py"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
-
-
-def _cache_folder() -> Path | None:
-    from platformdirs import user_cache_path
-
-    try:
-        return user_cache_path("envforge") / "matrix"
-    except (OSError, RuntimeError):  # no home folder
-        return None
-
-
-def _read_cache(folder: Path, key: str) -> Rows | None:
-    """The rows kept under `key`; None when there are none or the file is not exactly what was written."""
-    try:
-        digest, _, body = (folder / f"{key}.json").read_bytes().partition(b"\n")
-        if hashlib.sha256(body).hexdigest() != digest.decode("ascii"):
-            return None
-        rows = json.loads(body)
-    except (OSError, ValueError):
-        return None
-    return rows if isinstance(rows, dict) else None
-
-
-def _write_cache(folder: Path, key: str, rows: Rows) -> None:
-    """Keep rows for the next run; every failure is silent, for the answer is already known."""
-    body = json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(body).hexdigest().encode("ascii") + b"\n" + body)
-            os.replace(name, folder / f"{key}.json")  # noqa: PTH105 - atomic
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
-        kept = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for old in kept[KEEP:]:
-            old.unlink()

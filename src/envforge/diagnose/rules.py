@@ -6,18 +6,16 @@ the hash of everything it came from. A missing, damaged or unwritable cache only
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from envforge import matrix
+from envforge.cached import Cache, cache_folder
 from envforge.diagnose.literals import MIN_LENGTH, required_literal
 from envforge.diagnose.model import Adjust, Case, Pattern, Rule, Rules
 from envforge.errors import DataError
@@ -26,6 +24,7 @@ MATRIX = Path(matrix.__file__).parent
 DATA = MATRIX / "data" / "diagnoses.yaml"
 SCHEMA = MATRIX / "schema" / "diagnoses.json"
 _HERE = Path(__file__).parent
+KEEP = 4  # parsed files that are left lying
 
 
 @lru_cache(maxsize=4)
@@ -44,13 +43,12 @@ def load_rules(path: Path = DATA, *, cache: Path | None = None, use_cache: bool 
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path.name}: cannot be read ({error})") from error
-    folder = (cache or _cache_folder()) if use_cache else None
-    stored = folder / f"diagnoses-{_key(text)}.json" if folder else None
-    rows = _read(stored) if stored else None
+    kept = Cache((cache or cache_folder("diagnoses")) if use_cache else None, KEEP)
+    name = f"{_key(text)}.json"
+    rows = _decode(kept.read(name))
     if rows is None:
         rows = _parse(text, path.name)
-        if stored:
-            _write(stored, rows)
+        kept.write(name, json.dumps(rows, separators=(",", ":")).encode())
     return _build(rows)
 
 
@@ -61,34 +59,12 @@ def _key(text: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def _cache_folder() -> Path | None:
-    from platformdirs import user_cache_path
-
+def _decode(body: bytes | None) -> dict[str, Any] | None:
     try:
-        return user_cache_path("envforge")
-    except (OSError, RuntimeError):  # no home folder for this user id
+        rows = json.loads(body or b"")
+    except ValueError:
         return None
-
-
-def _read(stored: Path) -> dict[str, Any] | None:
-    try:
-        rows = json.loads(stored.read_text(encoding="utf-8"))
-        return rows if isinstance(rows, dict) and rows.keys() >= {"rules", "signals", "next"} else None
-    except (OSError, ValueError):
-        return None
-
-
-def _write(stored: Path, rows: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=stored.parent, prefix=".diagnoses-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(rows, file, separators=(",", ":"))
-            Path(name).replace(stored)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    return rows if isinstance(rows, dict) and rows.keys() >= {"rules", "signals", "next"} else None
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:

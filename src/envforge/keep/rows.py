@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import packaging
 
 from envforge import resolver
+from envforge.cached import Cache, cache_folder, latest_first
 from envforge.matrix.releases import RELEASES
 from envforge.resolver.packages import shelf
 
@@ -32,37 +33,33 @@ class RowFolder:
     """A `resolver.pieces.Store` in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def _path(self, at: Key) -> Path:
-        return self.folder / f"{hashlib.sha256(repr(at).encode()).hexdigest()[:32]}.json"
+        self.cache = Cache(folder)
 
     def read(self, at: Key) -> str | None:
-        """The text under this key, unless it is not exactly what was written."""
-        try:
-            digest, _, body = self._path(at).read_bytes().partition(b"\n")
-        except OSError:
-            return None
-        return body.decode() if hashlib.sha256(body).hexdigest().encode() == digest else None
+        """The text under this key."""
+        body = self.cache.read(_name(at))
+        return None if body is None else body.decode()
 
     def write(self, at: Key, text: str) -> None:
-        """Keep a text; failures are silent."""
-        from envforge.errors import EnvforgeError
-        from envforge.files import write_atomic
+        """Keep a text."""
+        folder = self.cache.folder
+        new = folder is not None and not folder.exists()
+        self.cache.write(_name(at), text.encode())
+        if folder is not None and new:
+            with contextlib.suppress(OSError):
+                for old in latest_first(folder.parent.iterdir())[KEEP:]:
+                    shutil.rmtree(old)
 
-        body = text.encode()
-        with contextlib.suppress(OSError, EnvforgeError):
-            if not self.folder.is_dir():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                _prune(self.folder.parent)
-            write_atomic(self._path(at), hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+
+def _name(at: Key) -> str:
+    return f"{hashlib.sha256(repr(at).encode()).hexdigest()[:32]}.json"
 
 
 def keep_rows(matrix: Matrix, newer: Newer, releases: Path = RELEASES, cache: Path | None = None) -> None:
     """Let solves of this matrix use, and add to, what earlier runs kept; not where releases were looked up besides."""
     if newer.releases:
         return
-    cache = cache or _cache_folder()
+    cache = cache or cache_folder("rows")
     if cache is not None:
         shelf(matrix, newer.load).store = RowFolder(cache / _made_of(matrix.hash, releases))
 
@@ -75,19 +72,3 @@ def _made_of(matrix_hash: str, releases: Path) -> str:
             found = [(e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file()]
         parts.append(repr((str(folder), sorted(found))))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-def _cache_folder() -> Path | None:
-    from platformdirs import user_cache_path
-
-    try:
-        return user_cache_path("envforge") / "rows"
-    except (OSError, RuntimeError):  # no home folder
-        return None
-
-
-def _prune(folder: Path) -> None:
-    """Remove the folders of matrices that are no longer used."""
-    made = sorted((p for p in folder.iterdir() if p.is_dir()), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in made[KEEP:]:
-        shutil.rmtree(old, ignore_errors=True)

@@ -8,14 +8,13 @@ metadata never changes, so answers are kept by the hash.
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 import zipfile
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envforge.cached import Cache, cache_folder
 from envforge.lock.availability import http_session, verification
 from envforge.lock.formats import LockedPackage
 from envforge.lock.settings import PipSettings, default_index, split_credentials
@@ -24,6 +23,8 @@ from envforge.resolver.plan import Plan
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
     from requests import Session
+
+STORE = "requires-python.json"
 
 
 def forbidden(packages: list[LockedPackage], plan: Plan, settings: PipSettings) -> dict[str, str]:
@@ -57,8 +58,8 @@ def requires_python(packages: list[LockedPackage], settings: PipSettings) -> dic
     """name -> Requires-Python ("" = no bound); packages for which no place tells are left out."""
     from concurrent.futures import ThreadPoolExecutor
 
-    store = _cache_file()
-    known = _read(store)
+    cache = Cache(cache_folder("lock"))
+    known = _decode(cache.read(STORE))
     keys = {package.name: package.hashes[0] for package in packages}
     missing = [package for package in packages if keys[package.name] not in known]
     if missing:
@@ -67,7 +68,7 @@ def requires_python(packages: list[LockedPackage], settings: PipSettings) -> dic
         news = {keys[p.name]: bound for p, bound in zip(missing, asked, strict=True) if bound is not None}
         known.update(news)
         if news:
-            _write(store, known)
+            cache.write(STORE, json.dumps(known).encode())
     return {name: known[key] for name, key in keys.items() if key in known}
 
 
@@ -152,28 +153,8 @@ def _login(settings: PipSettings, url: str) -> tuple[str, str] | None:
     return None
 
 
-def _cache_file() -> Path:
-    from platformdirs import user_cache_path
-
-    folder = os.environ.get("ENVFORGE_CACHE_DIR")
-    return (Path(folder) if folder else user_cache_path("envforge")) / "requires-python.json"
-
-
-def _read(path: Path) -> dict[str, str]:
+def _decode(body: bytes | None) -> dict[str, str]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return {str(key): str(value) for key, value in data.items()}
-    except (OSError, ValueError, AttributeError):
+        return {str(key): str(value) for key, value in json.loads(body or b"{}").items()}
+    except (ValueError, AttributeError):
         return {}
-
-
-def _write(path: Path, known: dict[str, str]) -> None:
-    """Best effort: a lock does not fail because a cache cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".requires-python-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(known, file)
-        Path(name).replace(path)
-    except OSError:
-        return
