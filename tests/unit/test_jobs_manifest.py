@@ -289,7 +289,9 @@ def test_proof_prints_its_receipt_and_keeps_its_exit_code(tmp_path: Path, refuse
         body = done.stdout.partition(f"\n{RECEIPT_BEGIN}\n")[2].partition(f"\n{RECEIPT_END}")[0]
         assert json.loads(body) == {"passed": False}
     container = container_of(PROOFS)
-    assert expanded(container["command"][2], {}) == START_PROOF and container["args"] == ["verify"]
+    assert expanded(container["command"][2], {}) == START_PROOF and container["args"] == ["verify", "--grade=full"]
+    static = container_of(replace(PROOFS, command=("--grade", "static")))
+    assert static["args"] == ["verify", "--grade", "static"], "the user's own word on the grade stays"
 
 
 def test_secrets_go_by_name_only() -> None:

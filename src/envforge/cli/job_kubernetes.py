@@ -126,6 +126,7 @@ def kubernetes(
     """
     import json
 
+    from envforge.errors import UsageError
     from envforge.jobs.manifest import manifests
     from envforge.jobs.model import JobSpec, Pod
 
@@ -148,6 +149,12 @@ def kubernetes(
         priority_class=priority_class,
         runtime_class=runtime_class,
     )
+    command, variables = o.command_words(ctx), o.passed(passed) | o.pairs(env)
+    if verify and not o.names_model(command, variables):
+        raise UsageError(
+            "the proof needs a model, and none is named: the small one of this machine is not on the cluster's nodes",
+            "-- --model OWNER/NAME, or -- --model DIR with --claim NAME:DIR; or -- --grade=static",
+        )
     jobs: list[Job] = []
     groups = mapped.groups if mapped else (None,)
     for group in groups:
@@ -158,13 +165,13 @@ def kubernetes(
         hosts = group.hosts if group else ()
         made = JobSpec(
             name=own,
-            command=o.command_words(ctx),
+            command=command,
             nodes=nodes,
             gpus_per_node=int(source.gpu) if gpus is None else gpus,
             cpus_per_task=cpus,
             memory_mib=memory,
             time_minutes=time,
-            env=_passed(passed) | o.pairs(env),
+            env=variables,
             mounts=o.mounts(mount),
             secrets=tuple(secret or ()),
             nodelist=",".join(hosts) if hosts and set(hosts) <= of_cluster else None,
@@ -221,18 +228,6 @@ def _claims(values: list[str] | None) -> tuple[Claim, ...]:
             raise UsageError(f"--claim {word[:80]!r} is not of the form NAME:TARGET[:ro]")
         found.append(Claim(name, target, word.endswith(":ro")))
     return tuple(found)
-
-
-def _passed(names: list[str] | None) -> dict[str, str]:
-    """Variables of this machine that were asked for by name: a pod gets none by itself."""
-    import os
-
-    from envforge.errors import UsageError
-
-    missing = [name for name in names or [] if name not in os.environ]
-    if missing:
-        raise UsageError(f"--pass {missing[0]}: it is not set here", "set it, or give its value with --env NAME=VALUE")
-    return {name: os.environ[name] for name in names or []}
 
 
 def _answer(job: Job, **more: Any) -> dict[str, Any]:

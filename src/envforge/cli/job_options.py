@@ -169,7 +169,31 @@ def mounts(values: list[str] | None) -> tuple[Mount, ...]:
     return tuple(found)
 
 
-def with_model(command: tuple[str, ...], given: tuple[Mount, ...]) -> tuple[tuple[str, ...], tuple[Mount, ...]]:
+def passed(names: list[str] | None) -> dict[str, str]:
+    """Variables of this machine that go along by name, with their values.
+
+    Raises:
+        UsageError: one is not set here.
+    """
+    import os
+
+    from envforge.errors import UsageError
+
+    missing = [name for name in names or [] if name not in os.environ]
+    if missing:
+        raise UsageError(f"--pass {missing[0]}: it is not set here", "set it, or give its value with --env NAME=VALUE")
+    return {name: os.environ[name] for name in names or []}
+
+
+def names_model(command: tuple[str, ...], env: dict[str, str]) -> bool:
+    """Whether a proof with these options knows its model, or is of the grade that needs none."""
+    named = any(word.split("=")[0] in ("--model", "--gguf") for word in command) or bool(env.get("ENVFORGE_MODEL"))
+    return named or ("static" in command and "--grade" in command) or "--grade=static" in command
+
+
+def with_model(
+    command: tuple[str, ...], given: tuple[Mount, ...], env: dict[str, str]
+) -> tuple[tuple[str, ...], tuple[Mount, ...]]:
     """The proof's options and the job's mounts, with the small model where the user named none.
 
     Raises:
@@ -179,8 +203,7 @@ def with_model(command: tuple[str, ...], given: tuple[Mount, ...]) -> tuple[tupl
     from envforge.jobs.model import Mount
     from envforge.models import default_folder, is_complete
 
-    named = any(word.split("=")[0] in ("--model", "--gguf") for word in command)
-    if named or ("static" in command and "--grade" in command) or "--grade=static" in command:
+    if names_model(command, env):
         return command, given
     folder = default_folder().absolute()
     if not is_complete(folder):

@@ -100,7 +100,9 @@ def slurm(
     groups = mapped.groups if mapped else (None,)
     command, mounted = o.command_words(ctx), o.mounts(mount)
     if verify:
-        command, mounted = o.with_model(command, mounted)
+        command, mounted = o.with_model(command, mounted, o.pairs(env))
+    if submit:
+        o.passed(passed)  # a script that is only written finds them where it is submitted
     for group in groups:
         source = sources[group.image] if group else sources[0]
         own = name or o.as_name(f"verify-{source.name}" if verify else source.name)

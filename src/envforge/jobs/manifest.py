@@ -12,8 +12,16 @@ from typing import Any
 
 from envforge.errors import DataError
 from envforge.jobs.affinity import node_affinity
-from envforge.jobs.model import DIGEST_VARIABLE, ENTRYPOINT, PREFLIGHT_EXIT, JobSpec, Pod, check, torchrun_words
-from envforge.redact import looks_secret
+from envforge.jobs.model import (
+    DIGEST_VARIABLE,
+    ENTRYPOINT,
+    PREFLIGHT_EXIT,
+    JobSpec,
+    Pod,
+    check,
+    proof_words,
+    torchrun_words,
+)
 
 Manifest = dict[str, Any]
 CONTAINER = "job"
@@ -220,7 +228,7 @@ def _pod(spec: JobSpec, pod: Pod, name: str) -> Manifest:
 def _container(spec: JobSpec, pod: Pod, mounts: list[Manifest], env: list[Manifest]) -> Manifest:
     command = list(spec.command)
     if spec.verify:
-        command = ["verify", *command]
+        command = proof_words(spec)
     words = [literal(word) for word in command]
     if spec.torchrun:
         words[1:1] = torchrun_words(spec, "$(NODE_RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")
@@ -265,6 +273,7 @@ def _env(spec: JobSpec, job: str) -> list[Manifest]:
         "HOME": "/tmp",
         "WORLD_SIZE": str(spec.nodes),
         "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": f"{job}-0.{job}" if spec.nodes > 1 else "127.0.0.1",
         "MASTER_PORT": str(PORT),
     }
@@ -349,15 +358,4 @@ def _faults(spec: JobSpec, pod: Pod) -> list[str]:
         faults.append("mounts: two stand at the same place")
     if pod.user == 0:
         faults.append("user: 0 is root; any other number works with an image of envforge")
-    secret = [name for name, value in spec.env.items() if looks_secret(name, value)]
-    for name in secret:
-        faults.append(
-            f"env {name}: looks like a secret, and a manifest can be read by many: --secret {name}=SECRET/KEY"
-        )
-    names = [word.lstrip("-").partition("=")[0] if word.startswith("--") else "" for word in ("", *spec.command)]
-    for before, name, word in zip(names, names[1:], spec.command, strict=False):
-        value = word.partition("=")[2] if name and "=" in word else word
-        if looks_secret(name if "=" in word else before, value):
-            faults.append("command: holds something that looks like a secret; give it as a variable: --secret")
-            break
     return faults

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from envforge import words
 from envforge.errors import DataError
+from envforge.redact import looks_secret
 
 PREFLIGHT_EXIT = 86  # the node was refused before user code ran
 ENTRYPOINT = "/opt/envforge/bin/envforge-entrypoint"  # `preflight [OPTION...]`, `verify [OPTION...]` or a command
@@ -214,6 +215,12 @@ def _faults(spec: JobSpec) -> list[str]:
         faults.append("address: not 64 hex digits")
     if spec.image_digest is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", spec.image_digest):
         faults.append(f"digest {spec.image_digest[:80]!r}: not sha256: and 64 hex digits")
+    for name, value in spec.env.items():
+        if looks_secret(name, value):
+            way = f"--secret {name[:60]}" + ("=SECRET/KEY" if spec.pod is not None else "")
+            faults.append(f"env {name[:60]}: looks like a secret, and many can read a script or manifest: {way}")
+    if _tells_secret(spec.command):
+        faults.append("command: holds something that looks like a secret; give it as a variable: --secret")
     if spec.verify and spec.tasks_per_node != 1:
         faults.append("verify: the proof runs once per node, not in several tasks")
     faults += [f"node {name[:60]!r}: no node's name" for name in spec.exclude if not re.fullmatch(r"[\w.-]+", name)]
@@ -232,7 +239,7 @@ def _faults(spec: JobSpec) -> list[str]:
         faults.append("torchrun starts the processes of a node itself: one task per node (--nproc-per-node for more)")
     if spec.requeue and spec.time_minutes is None:
         faults.append("requeue needs a time limit: without one the job is never told to write its checkpoint")
-    if spec.time_minutes is not None and spec.requeue and spec.signal_seconds >= spec.time_minutes * 60:
+    if spec.time_minutes is not None and spec.signal_seconds >= spec.time_minutes * 60:
         faults.append(f"signal seconds: {spec.signal_seconds} leave nothing of {spec.time_minutes} minutes")
     for label, word in (
         ("partition", spec.partition),
@@ -249,6 +256,18 @@ def _faults(spec: JobSpec) -> list[str]:
     return faults
 
 
+def _tells_secret(command: tuple[str, ...]) -> bool:
+    """Whether a word, or an option's value, must not be written down."""
+    before = ""
+    for word in command:
+        name = word.lstrip("-").partition("=")[0] if word.startswith("--") else ""
+        valued = name and "=" in word
+        if looks_secret(name if valued else before, word.partition("=")[2] if valued else word):
+            return True
+        before = name
+    return False
+
+
 def _said(where: str, rule: Any, value: str) -> list[str]:
     try:
         rule(value)
@@ -259,6 +278,12 @@ def _said(where: str, rule: Any, value: str) -> list[str]:
 
 def _sound(text: str) -> bool:
     return not any(c == "\0" or 0xD800 <= ord(c) <= 0xDFFF for c in text)
+
+
+def proof_words(spec: JobSpec, *own: str) -> list[str]:
+    """The entrypoint's words for `--verify`: the full grade unless the user asked for another; `own` go first."""
+    graded = any(word.partition("=")[0] == "--grade" for word in spec.command)
+    return ["verify", *own, *([] if graded else ["--grade=full"]), *spec.command]
 
 
 def torchrun_words(spec: JobSpec, rank: str, address: str, port: str) -> tuple[str, ...]:

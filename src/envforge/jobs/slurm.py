@@ -14,11 +14,13 @@ from envforge.jobs.model import (
     BASE_PORT,
     DIGEST_VARIABLE,
     ENTRYPOINT,
+    LEAKS,
     PORTS,
     PREFLIGHT_EXIT,
     JobSpec,
     Mount,
     check,
+    proof_words,
     torchrun_words,
 )
 from envforge.jobs.text import environment, fields
@@ -68,13 +70,18 @@ def render(spec: JobSpec, tool: str, bundle: Mapping[str, Any] | None = None) ->
         DataError: faults of the job, all at once; a mount that the tool cannot carry. UsageError: no such tool.
     """
     check(spec)
+    for name in spec.secrets:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or name in LEAKS:
+            raise DataError(
+                f"secret {name[:60]!r}: with Slurm it is a variable of whoever submits",
+                "give its name: --secret HF_TOKEN",
+            )
     if re.search(r"[\\]", spec.output):
         raise DataError("output: a backslash cannot stand in Slurm's file names", "choose another folder")
     launch = launch_of(spec, tool, bundle)
     command = list(spec.command)
     if spec.verify:
-        graded = any(word.partition("=")[0] == "--grade" for word in command)
-        command = ["verify", "--json=@", *([] if graded else ["--grade=full"]), *command]
+        command = proof_words(spec, "--json=@")
     rendezvous = torchrun_words(spec, "@", "$MASTER_ADDR", "$MASTER_PORT")
     values: dict[str, Any] = {
         "name": spec.name,
