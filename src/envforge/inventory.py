@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -32,15 +32,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True)
 class Inventory:
-    """The nodes that have GPUs, as hosts (driver None where the source knows none), and how many nodes have none."""
+    """The nodes that have GPUs, as hosts (driver None where the source knows none), and how many nodes have none.
+    `skipped`: nodes that cannot be read and need not be."""
 
     kind: Kind
     hosts: tuple[Host, ...]
     without_gpu: tuple[Host, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
-def read_inventory(text: str, where: str) -> Inventory | None:
+def read_inventory(text: str, where: str, known: Container[str] = ()) -> Inventory | None:
     """The nodes of a cluster listing; None when the text is no such listing (a fleet file, perhaps).
+
+    known: nodes whose faults do not matter, because they are left out or described elsewhere.
 
     Raises:
         UsageError: it is one, but damaged; all faults of its nodes are named at once.
@@ -51,13 +55,16 @@ def read_inventory(text: str, where: str) -> Inventory | None:
         if data is None:
             return None
         if _is_kubernetes(data):
-            return _collected("kubernetes", where, _kubernetes(data, where), _from_labels)
+            return _collected("kubernetes", where, _kubernetes(data, where), _from_labels, known)
         rows = _slurm_json(data)
-        return None if rows is None else _collected("slurm", where, rows, _from_slurm)
+        return None if rows is None else _collected("slurm", where, rows, _from_slurm, known)
     if re.match(r"NodeName=\S", start):
-        return _collected("slurm", where, _scontrol(start), _from_slurm)
-    if _sinfo_header(start.split("\n", 1)[0]):
-        return _collected("slurm", where, _sinfo(start), _from_slurm)
+        return _collected("slurm", where, _scontrol(start), _from_slurm, known)
+    first = start.split("\n", 1)[0]
+    if _sinfo_header(first):
+        return _collected("slurm", where, _sinfo(start), _from_slurm, known)
+    if re.match(r"PARTITION\s.*\bNODELIST\b|[A-Za-z0-9][\w.,\[\]-]*[\s|]+(\(null\)|gpu:\S+)\s*$", first):
+        raise UsageError(f"{where}: sinfo without a header that names NODELIST and GRES", f"use: {_HINT['slurm']}")
     return None
 
 
@@ -73,9 +80,11 @@ def _collected(
     where: str,
     rows: Iterable[Mapping[str, Any]],
     make: Callable[[Mapping[str, Any], str], Host],
+    known: Container[str],
 ) -> Inventory:
     """All nodes, each name once; faults are told together."""
     found: dict[str, Host] = {}
+    skipped: list[str] = []
     faults: list[str] = []
     for number, row in enumerate(rows, 1):
         if number > MAX_NODES:
@@ -83,17 +92,21 @@ def _collected(
         try:
             host = make(row, f"{where}: node {number}")
         except UsageError as error:
-            faults.append(f"{error.cause}")
+            name = _text(row.get("name") or _mapping(row.get("metadata")).get("name"))
+            if name in known:
+                skipped.append(name)
+            else:
+                faults.append(f"{error.cause}")
             continue
         found.setdefault(host.name, host)  # sinfo names a node once for each partition
     if faults:
         shown = [*faults[:20], *([f"and {len(faults) - 20} more"] if len(faults) > 20 else [])]
         raise UsageError("\n".join(shown), f"made with: {_HINT[kind]}")
     hosts = list(found.values())
-    if not hosts:
+    if not hosts and not skipped:
         raise UsageError(f"{where} lists no node", f"make it with: {_HINT[kind]}")
     gpu = tuple(host for host in hosts if host.gpus)
-    return Inventory(kind, gpu, tuple(host for host in hosts if not host.gpus))
+    return Inventory(kind, gpu, tuple(host for host in hosts if not host.gpus), tuple(skipped))
 
 
 def _text(value: Any) -> str:
@@ -139,7 +152,8 @@ def _is_kubernetes(data: Any) -> bool:
         return False
     items = data.get("items")
     nodes = isinstance(items, list) and any(_mapping(i).get("kind") == "Node" for i in items[:50])
-    return data.get("kind") in ("Node", "NodeList") or (nodes and "apiVersion" in data)
+    listed = "apiVersion" in data and (nodes or (data.get("kind") == "List" and isinstance(items, list)))
+    return data.get("kind") in ("Node", "NodeList") or listed
 
 
 def _kubernetes(data: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
@@ -273,17 +287,21 @@ def _scontrol(text: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _sinfo_header(line: str) -> bool:
-    words = set(line.split())
+    words = set(_cells(line))
     return bool(words & {"NODELIST", "HOSTNAMES", "HOSTNAME"}) and "GRES" in words
+
+
+def _cells(line: str) -> list[str]:
+    return [cell for cell in re.split(r"[\s|]+", line) if cell]
 
 
 def _sinfo(text: str) -> Iterator[Mapping[str, Any]]:
     lines = text.splitlines()
-    head = lines[0].split()
+    head = _cells(lines[0])
     at = {name: head.index(name) for name in head}
     named = next(name for name in ("NODELIST", "HOSTNAMES", "HOSTNAME") if name in at)
     for number, line in enumerate(lines[1:], 2):
-        cells = line.split()
+        cells = _cells(line)
         if not cells:
             continue
         if len(cells) < len(head):
@@ -326,25 +344,31 @@ def _from_slurm(row: Mapping[str, Any], where: str) -> Host:
     features = row.get("features")
     words = features if isinstance(features, list) else _text(features).split(",")
     gpus: list[HostGpu] = []
-    for entry in _gres(row.get("gres")):
-        kind, number = entry
+    entries = list(_gres(row.get("gres")))
+    # A gres without type, or with that of a MIG slice alone ("1g.10gb"): the node's other GPUs name the model, or its
+    # features do, as at many sites.
+    plain = [w.removeprefix("gpu:").removeprefix("gpu_") for w in words if isinstance(w, str)]
+    models = [*(_model(kind) for kind, _ in entries), *(w for w in plain if _looks_like_gpu(w))]
+    other = next((model for model in models if model), "")
+    for kind, number in entries:
         count = 1 if number is None else number
-        if kind is None:
-            # A gres without type: sites often name the model among the features instead.
-            plain = [w.removeprefix("gpu:").removeprefix("gpu_") for w in words if isinstance(w, str)]
-            kind = next((w for w in plain if _looks_like_gpu(w)), None)
-            if kind is None and count:
-                raise UsageError(
-                    f"node {name}: its gres says gpu:{count} without a type, and no feature names one; "
-                    "a record folder or host file named like the node (--host) tells"
-                )
         mig = bool(kind and re.search(r"(^|[_.-])[1-7]g\.", kind))
-        model = re.sub(r"[_-]?(mig[_-]?)?[1-7]g\.[0-9]+gb.*$", "", kind or "", flags=re.IGNORECASE)
+        model = _model(kind) or other
+        if not model and count:
+            raise UsageError(
+                f"node {name}: its gres says gpu:{kind or count} without a type, and no feature names one; "
+                "a record folder or host file named like the node (--host) tells"
+            )
         gpus += _gpus(HostGpu(model.replace("_", " ") or None, parse_sm(model), mig=mig), count, name)
     os_text = _text(row.get("os"))
     kept = ",".join(word for word in words if isinstance(word, str) and word and word != "(null)")
     labels = {FEATURES: kept} if kept else {}
     return Host(name, None, tuple(gpus), arch=arch, os=os_text[:80] or None, labels=labels, source="slurm")
+
+
+def _model(kind: str | None) -> str:
+    """The type of a gres without the MIG slice: "a100_1g.5gb" -> "a100"."""
+    return re.sub(r"[_-]?(mig[_-]?)?[1-7]g\.[0-9]+gb.*$", "", kind or "", flags=re.IGNORECASE)
 
 
 _MODEL = re.compile(

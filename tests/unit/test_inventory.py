@@ -145,6 +145,30 @@ def test_a_gres_without_any_type_says_what_helps() -> None:
         read("NodeName=x Gres=gpu:8 State=IDLE")
 
 
+def test_mig_slices_and_features_borrow_the_model_of_their_node() -> None:
+    found = read(
+        "NodeName=a Gres=gpu:a100:2,gpu:1g.10gb:14(S:0)\nNodeName=b Gres=gpu:2g.20gb:3 AvailableFeatures=h100,ib"
+    )
+    assert [(g.name, g.mig) for g in found.hosts[0].gpus] == [("a100", False)] * 2 + [("a100", True)] * 14
+    assert {(g.name, g.mig) for g in found.hosts[1].gpus} == {("h100", True)}
+    with pytest.raises(UsageError, match="without a type"):
+        read("NodeName=x Gres=gpu:1g.10gb:7")
+
+
+def test_sinfo_with_bars_and_without_its_gres() -> None:
+    assert [h.name for h in read("NODELIST|GRES\ng[1-2]|gpu:h100:8\n").hosts] == ["g1", "g2"]
+    for text in ("PARTITION AVAIL NODES NODELIST\ngpu* up 4 g[1-4]\n", "g1 gpu:h100:8\ng2 (null)\n", "g1|gpu:a100:2\n"):
+        with pytest.raises(UsageError, match="sinfo") as caught:
+            read_inventory(text, "nodes.txt")
+        assert "%N %G" in caught.value.hint
+
+
+def test_a_kubernetes_list_without_nodes() -> None:
+    for items in ([], [{"kind": "Pod", "metadata": {"name": "x"}}]):
+        with pytest.raises(UsageError, match="lists no node"):
+            read_inventory(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}), "x")
+
+
 def test_node_lists() -> None:
     assert list(expand("a[01-03,07]-x,b")) == ["a01-x", "a02-x", "a03-x", "a07-x", "b"]
     for text in ("a[1", "a[1-]", "a[-1]", "a[1-2-3]", "a[1-99999999]", "a]"):
@@ -202,6 +226,23 @@ def test_records_of_the_nodes_join_what_slurm_says(tmp_path: Path) -> None:
         Targets(fleet=path, host=[tmp_path / "gpu01"]).read()
     hosts = Targets(fleet=path, host=[tmp_path / "gpu01", tmp_path / "gpu02"]).read()
     assert [(h.name, h.driver) for h in hosts] == [("gpu01", "470.12.03"), ("gpu02", "470.22.03")]
+
+
+def test_a_node_that_is_left_out_or_recorded_needs_no_facts(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.txt"
+    path.write_text("NodeName=gpu01 Gres=gpu:v100:2\nNodeName=gpu02 Gres=gpu:4\nNodeName=gpu03 Gres=gpu:z9:4\n")
+    (host,) = Targets(fleet=path, driver="550.54.15", exclude=["gpu02", "gpu03"]).read()
+    assert host.name == "gpu01"
+    folder = tmp_path / "gpu02"
+    folder.mkdir()
+    row = "0, Tesla V100-SXM2-32GB, 470.12.03, 7.0, 32510, 1, [N/A], GPU-0d5a6c31, 00000000:00:03.0\n"
+    (folder / "nvidia-smi-query.csv").write_text(row)
+    (host,) = Targets(fleet=path, host=[folder], exclude=["gpu01", "gpu03"]).read()
+    assert (host.name, host.driver) == ("gpu02", "470.12.03")
+    with pytest.raises(UsageError, match="no such host"):
+        Targets(fleet=path, driver="550.54.15", exclude=["gpu02", "nope"]).read()
+    with pytest.raises(UsageError, match="leaves no host"):
+        Targets(fleet=path, driver="550.54.15", exclude=["gpu01", "gpu02", "gpu03"]).read()
 
 
 def test_unknown_products_are_named_all_at_once(tmp_path: Path) -> None:

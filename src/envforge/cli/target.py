@@ -137,6 +137,7 @@ def read_targets(targets: Targets, matrix: Matrix | None = None) -> tuple[Host, 
     shape = make_host("target", targets.driver, gpus, targets.glibc, targets.arch or "x86_64")
     cpu = targets.variant == "cpu" or (targets.driver is not None and shape.driver is None)
     hosts: list[Host] = []
+    exclude = targets.exclude or []
     if targets.host or targets.fleet:
         if gpus:
             raise UsageError(
@@ -144,7 +145,9 @@ def read_targets(targets: Targets, matrix: Matrix | None = None) -> tuple[Host, 
                 "name the GPU in the host or fleet file, or leave those options out",
             )
         hosts += [read_host(path, cpu=cpu, driver=targets.driver) for path in targets.host or ()]
-        hosts = _with_fleet(targets.fleet, hosts, targets.driver, cpu) if targets.fleet else hosts
+        if targets.fleet:
+            hosts, gone_nodes = _with_fleet(targets.fleet, hosts, targets.driver, cpu, exclude)
+            exclude = [name for name in exclude if name not in gone_nodes]
         if targets.driver is not None:
             gone: dict[str, Any] = {"gpus": (), "cuda_max": None} if shape.driver is None else {"cuda_max": None}
             hosts = [replace(host, driver=shape.driver, **gone) for host in hosts]
@@ -158,7 +161,7 @@ def read_targets(targets: Targets, matrix: Matrix | None = None) -> tuple[Host, 
         hosts = [replace(host, glibc=targets.glibc) for host in hosts]
     if targets.arch is not None:
         hosts = [replace(host, arch=targets.arch) for host in hosts]
-    named = _exclude(_unique(hosts), targets.exclude or [])
+    named = _exclude(_unique(hosts), exclude)
     _check_known(named, matrix)
     return tuple(known(host, matrix) for host in named)
 
@@ -187,26 +190,36 @@ def _check_known(hosts: list[Host], matrix: Matrix) -> None:
     )
 
 
-def _with_fleet(path: Path, hosts: list[Host], driver: str | None, cpu: bool) -> list[Host]:
-    """The hosts of a fleet file or of a cluster's own listing. A host file named like a node stands instead of it."""
+def _with_fleet(
+    path: Path, hosts: list[Host], driver: str | None, cpu: bool, exclude: list[str]
+) -> tuple[list[Host], set[str]]:
+    """The hosts of a fleet file or of a cluster's own listing, and the nodes of the listing that are left out: nobody
+    has to describe those. A host file named like a node stands instead of it."""
+    from dataclasses import replace
+
     from envforge.errors import NoTargetError
     from envforge.inventory import read_inventory, with_drivers
 
     text = _fleet_text(path)
-    inventory = read_inventory(text, str(path))
+    measured = {host.name: host for host in hosts}
+    inventory = read_inventory(text, str(path), {*exclude, *measured})
     if inventory is None:
-        return [*hosts, *read_fleet(path)]
+        return [*hosts, *read_fleet(path)], set()
+    listed = {*inventory.skipped, *(host.name for host in (*inventory.hosts, *inventory.without_gpu))}
+    gone = listed & set(exclude)
+    hosts = [host for host in hosts if host.name not in gone]
+    gpu, without = (tuple(h for h in rows if h.name not in gone) for rows in (inventory.hosts, inventory.without_gpu))
+    inventory = replace(inventory, hosts=gpu, without_gpu=without)
     if cpu:
-        return [*hosts, *inventory.hosts, *inventory.without_gpu]
-    if not inventory.hosts:
+        return [*hosts, *gpu, *without], gone
+    if not (gpu or hosts or gone):
         hint = (
             "GPU feature discovery labels them" if inventory.kind == "kubernetes" else "gres in slurm.conf names them"
         )
         raise NoTargetError(f"{path}: none of its {len(inventory.without_gpu)} nodes has a GPU", f"{hint}; {WAYS_ON}")
-    measured = {host.name: host for host in hosts}
-    nodes = {host.name for host in inventory.hosts}
+    nodes = {host.name for host in gpu}
     joined = with_drivers(inventory, measured, driver, str(path))
-    return [*(host for host in hosts if host.name not in nodes), *joined]
+    return [*(host for host in hosts if host.name not in nodes), *joined], gone
 
 
 def _fleet_text(path: Path) -> str:
@@ -400,8 +413,8 @@ def _check_python(text: str | None) -> None:
 
     from envforge.errors import UsageError
 
-    if text is not None and not re.fullmatch(r"3\.[0-9]{1,2}", text):
-        raise UsageError(f"python {text[:40]!r} is not of the form 3.11", "give the minor version, for example 3.12")
+    if text is not None and not re.fullmatch(r"3\.([6-9]|1[0-9])", text):
+        raise UsageError(f"python {text[:40]!r} is none of 3.6 to 3.19", "give the minor version, for example 3.12")
 
 
 def _check_variant(text: str, matrix: Matrix) -> None:
