@@ -15,6 +15,7 @@ from typing import Any
 from envforge.errors import DataError, UsageError
 from envforge.resolver.hosts import Host, make_host
 from envforge.resolver.request import Request, parse_request
+from envforge.words import control_character
 
 IMAGES = Path(__file__).parent / "images"
 SPEC_FILE = "image.yaml"
@@ -129,12 +130,13 @@ def load_spec(path: Path) -> Spec:
 def _text_faults(data: Any, lines: Any, where: str, path: tuple[str | int, ...] = ()) -> list[str]:
     """Control characters anywhere in the file: they have no business in names, values or Dockerfiles."""
     if isinstance(data, dict):
-        return [f for key, value in data.items() for f in _text_faults(value, lines, where, (*path, key))]
+        found = [f for key, value in data.items() for f in _text_faults(value, lines, where, (*path, key))]
+        return found + [f for key in data for f in _text_faults(key, lines, where, path)]
     if isinstance(data, list):
         return [f for i, value in enumerate(data) for f in _text_faults(value, lines, where, (*path, i))]
-    if isinstance(data, str) and any(ord(c) < 32 or ord(c) == 127 for c in data):
+    if isinstance(data, str) and (bad := control_character(data)):
         line = lines.get(path, 1)
-        return [f"{where}:{line}: {'.'.join(map(str, path))}: holds a line break or control character"]
+        return [f"{where}:{line}: {'.'.join(map(str, path))}: holds a line break or control character ({bad})"]
     return []
 
 

@@ -6,7 +6,7 @@ import json
 import re
 
 from envforge.errors import DataError
-from envforge.words import env_name, reference
+from envforge.words import control_character, env_name, reference
 
 __all__ = ["argv", "debian_package", "env_name", "path", "quoted", "reference"]
 
@@ -14,11 +14,8 @@ _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
 
 
 def _printable(value: str, what: str) -> str:
-    bad = next((c for c in value if ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF), None)
-    if bad is not None:
-        raise DataError(
-            f"{what} holds a line break or control character (U+{ord(bad):04X})", "remove it from the value"
-        )
+    if bad := control_character(value):
+        raise DataError(f"{what} holds a line break or control character ({bad})", "remove it from the value")
     return value
 
 

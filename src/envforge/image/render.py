@@ -252,7 +252,7 @@ def render_dockerfile(
         "run": _Run(dialect, debs),
     }
     text = environment().get_template("Dockerfile.j2").render(values)
-    return "\n".join(_squeeze(text.splitlines())) + "\n"
+    return "\n".join(_squeeze(text.removesuffix("\n").split("\n"))) + "\n"
 
 
 def _checked_env(env: dict[str, str]) -> dict[str, str]:
