@@ -134,6 +134,7 @@ def test_this_machine_is_taken_when_it_has_a_gpu(monkeypatch: pytest.MonkeyPatch
         ({"driver": "none", "glibc": "2"}, "2.35"),
         ({"driver": "none", "arch": "ppc64le"}, "x86_64"),
         ({"driver": "none", "python": "3"}, "3.11"),
+        ({"driver": "none", "python": "3.99"}, "3.11"),
         ({"driver": "none", "python": "3.11.2"}, "3.11"),
         ({"variant": "cu12"}, "cu126"),
         ({"variant": "CPU "}, "cpu"),

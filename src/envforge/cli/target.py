@@ -414,7 +414,9 @@ def _check_python(text: str | None) -> None:
     from envforge.errors import UsageError
 
     if text is not None and not re.fullmatch(r"3\.([6-9]|1[0-9])", text):
-        raise UsageError(f"python {text[:40]!r} is none of 3.6 to 3.19", "give the minor version, for example 3.12")
+        raise UsageError(
+            f"python {text[:40]!r} is not of the form 3.11 (3.6 to 3.19)", "give the minor version, for example 3.12"
+        )
 
 
 def _check_variant(text: str, matrix: Matrix) -> None:
