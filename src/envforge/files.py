@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from envforge.errors import DiskFullError, UsageError
+from envforge.errors import DiskFullError, OutsideError, UsageError
 
 
 def no_space(error: OSError) -> bool:
@@ -44,3 +45,18 @@ def write_atomic(path: Path, text: str | bytes, mode: int = 0o644) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
+
+
+@contextlib.contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """Faults of the system while something is made in `folder`, as errors of ours.
+
+    Raises:
+        DiskFullError: the disk is full. OutsideError: the folder cannot be made or written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if no_space(error):
+            raise DiskFullError(f"the disk of {folder} is full", "free some space and run again") from error
+        raise OutsideError(f"cannot write in {folder}: {error.strerror or error}", "choose another --output") from error

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envforge.errors import DataError, UsageError
+from envforge.errors import DataError, OutsideError, UsageError
 from envforge.image import quote, render
 from envforge.image.address import content_address, image_tag
 from envforge.image.base import choose_base, pinned
@@ -362,17 +362,39 @@ def test_the_context_holds_no_settings_and_render_puts_them_beside_it(tmp_path: 
     assert holding == [out / "uv.toml"]
     assert os.access(out / "image/bin/envforge-entrypoint", os.X_OK)
     # Again into the same folder: replaced as a whole.
-    (out / "stale").write_text("x")
+    (out / "build" / "stale").write_text("x")
     render_plan(CPU, CPU_LOCK, Spec(name="x"), options, out)
-    assert not (out / "stale").exists()
+    assert not (out / "build" / "stale").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_render_never_replaces_somebody_elses_folder(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize("beside", [{}, {"Dockerfile": "FROM mine"}, {"Dockerfile": "x", "image/plan.json": "{}"}])
+def test_render_never_replaces_somebody_elses_folder(tmp_path: Path, beside: dict[str, str]) -> None:
+    for name, text in {"thesis.txt": "years of work", **beside}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=r"thesis\.txt"):
         render_plan(CPU, CPU_LOCK, Spec(name="x"), BuildOptions(source=SOURCE, base="debian:12"), tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_render_says_so_where_no_folder_can_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path)
+    options = BuildOptions(source=SOURCE, base="debian:12")
+    for place in ("file", "file/inside", ".", "..", "loop", "/proc/self/x"):
+        with pytest.raises((UsageError, OutsideError)):
+            render_plan(CPU, CPU_LOCK, Spec(name="x"), options, Path(place))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_render_follows_a_link_to_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    render_plan(CPU, CPU_LOCK, Spec(name="x"), BuildOptions(source=SOURCE, base="debian:12"), tmp_path / "link")
+    assert (tmp_path / "real" / "Dockerfile").is_file()
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_credentials_are_not_written_when_rendering(tmp_path: Path) -> None:

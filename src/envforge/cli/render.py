@@ -45,11 +45,12 @@ def render(
     from envforge.cli.planned import find_plan, spec_pythons, surroundings
     from envforge.cli.stages import stage_printer
     from envforge.errors import UsageError
-    from envforge.image.build import render_plan
+    from envforge.image.build import context_folder, render_plan
     from envforge.image.values import BuildOptions
 
     if dialect not in ("buildkit", "plain"):
         raise UsageError(f"no dialect is named {dialect!r}", "known: buildkit, plain")
+    context_folder(output)  # asked first: nobody should wait for the lock to hear it
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
     words, files = request or [], requirement or []
     with stage_printer(sys.stderr) as progress:

@@ -6,7 +6,7 @@ proven; the name is given last. Whoever finds a name of ours may trust it.
 
 from __future__ import annotations
 
-import shutil
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envforge.errors import OutsideError, UsageError
+from envforge.files import told
 from envforge.image import quote
 from envforge.image.address import content_address, image_tag
 from envforge.image.base import choose_base, find_base, mirrored, pinned, stage_for
@@ -48,6 +49,10 @@ from envforge.resolver.plan import Plan
 if TYPE_CHECKING:
     from envforge.matrix.model import Base
     from envforge.spec import Spec
+
+
+# What `render` writes at the top of a context.
+_CONTEXT = frozenset({"Dockerfile", ".dockerignore", "uv.toml", "build", "image", "site", "files"})
 
 
 def build_plan(
@@ -209,9 +214,10 @@ def render_plan(
     A bundle knows it, and the versions of the system packages (`system`): then the address is the build's.
 
     Raises:
-        UsageError: the folder holds something that is not a context.
+        UsageError: as of `context_folder`.
         DataError, OutsideError: as for a build.
     """
+    folder = context_folder(folder)
     chosen = None if options.base else choose_base(plan, lock, bases)
     ref = options.base or mirrored(pinned(chosen), options.source.registry)
     base = BaseInfo(ref=ref, digest=(chosen.digest if chosen else options.base_digest) or "")
@@ -228,21 +234,45 @@ def render_plan(
         compile_stage=stage_for(plan, lock, bases, options.source.registry),
         system=system,
     )
-    if folder.exists() and any(folder.iterdir()) and not (folder / "Dockerfile").is_file():
-        raise UsageError(f"{folder} holds something else", "name a new or empty folder with -o")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        fresh.chmod(0o755)
-        write_context(context, fresh)
-        if not options.source.secret and options.dialect == "buildkit":
-            (fresh / "uv.toml").write_text(options.source.uv_config, encoding="utf-8")
-        if folder.exists():
-            shutil.rmtree(folder)
-        fresh.rename(folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    with told(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+            fresh, old = Path(scratch) / "new", Path(scratch) / "old"
+            fresh.mkdir(0o755)
+            write_context(context, fresh)
+            if not options.source.secret and options.dialect == "buildkit":
+                (fresh / "uv.toml").write_text(options.source.uv_config, encoding="utf-8")
+            if folder.exists():
+                folder.rename(old)
+            try:
+                fresh.rename(folder)
+            except BaseException:
+                if old.exists() and not folder.exists():
+                    old.rename(folder)
+                raise
     return context
+
+
+def context_folder(folder: Path) -> Path:
+    """Where a context is to stand, links followed: a new or empty folder, or one that holds a context and nothing else.
+
+    Raises:
+        UsageError: it is something else, or somebody stands in it.
+    """
+    hint = "name a new or empty folder with -o"
+    place = Path(os.path.realpath(folder))  # unlike resolve, this takes a loop of links
+    if Path.cwd().is_relative_to(place):
+        raise UsageError(f"{folder} holds the current folder, and would be replaced as a whole", hint)
+    try:
+        found = {path.name for path in place.iterdir()}
+    except FileNotFoundError:
+        return place
+    except OSError as error:
+        raise UsageError(f"{folder} is no folder that could be read: {error.strerror}", hint) from error
+    foreign = sorted(found - _CONTEXT)
+    if foreign or (found and not (place / "image/plan.json").is_file()):
+        raise UsageError(f"{folder} holds something else ({(foreign or sorted(found))[0]})", hint)
+    return place
 
 
 def describe(plan: Plan, lock: LockLike, engine: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envforge.errors import DataError, DiskFullError, OutsideError, UsageError
+from envforge.files import no_space
 from envforge.image import render
 from envforge.image.address import VERIFY, content_address, image_tag, sha256, verify_files
 from envforge.image.facts import preflight_facts
@@ -261,7 +261,7 @@ def write_context(context: BuildContext, folder: Path) -> None:
             target.chmod(0o755 if file.executable else 0o644)
         (folder / ".dockerignore").write_text("".join(f"/{name}\n" for name in context.ignored), encoding="utf-8")
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if no_space(error):
             raise DiskFullError(
                 f"no room for the build context in {folder}", "free some space and run again"
             ) from error

@@ -9,17 +9,16 @@ The environment is built beside its place and renamed into it, so a killed build
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from envforge.errors import DiskFullError, EngineError, OutsideError, UsageError
+from envforge.errors import EngineError, OutsideError, UsageError
+from envforge.files import told
 from envforge.image.context import uv_binary, write_context
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
 from envforge.image.engines.process import stream
@@ -126,10 +125,10 @@ class VenvEngine:
         from filelock import FileLock
 
         folder = self.folder
-        with _told(folder):
+        with told(folder):
             folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(folder / ".envforge.lock")
-        with lock, _told(folder):
+        with lock, told(folder):
             for left in (*folder.glob(".env.building-*"), *folder.glob(".env.old-*")):
                 # We hold the lock, so whoever made these is gone.
                 shutil.rmtree(left, ignore_errors=True)
@@ -314,13 +313,3 @@ def _size(folder: Path) -> int:
             with contextlib.suppress(OSError):
                 total += (Path(root) / name).lstat().st_size
     return total
-
-
-@contextlib.contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"the disk of {folder} is full", "free some space and build again") from error
-        raise OutsideError(f"cannot write in {folder}: {error.strerror or error}", "choose another --output") from error
