@@ -13,19 +13,20 @@ _NOISE = re.compile(
     r"""nvidia|corporation|tesla|geforce|quadro|grid|graphics|gpu|generation|edition|accelerator
       |sxm[0-9]?|pcie|pci|pcie[0-9]|nvl[0-9]*|dgxs|oam|hgx|dgx|lp|ac|super\ ?pod
       |hbm[0-9]?e?|gddr[0-9]x?|[0-9]+(gb|gib|g)|[0-9]+e
-      |pg[0-9]{3}|[0-9]{3}|h  # board numbers such as PG509-200, and the -H of V100-SXM3-32GB-H
+      |h  # the -H of V100-SXM3-32GB-H
       """,
     re.VERBOSE,
 )
 _MIG = re.compile(r"\s+mig\b.*$")  # "NVIDIA A100-SXM4-80GB MIG 1g.10gb"
 _VGPU = re.compile(r"-[0-9]+[abcq]$")  # "GRID A100-10C"
+_BOARD = re.compile(r"\bpg[0-9]{3}(-[0-9]{3})?\b")  # "NVIDIA A100-PG509-200"
 _LAPTOP = re.compile(r"\b(with )?max-?q( design)?\b|\blaptop\b|\bmobile\b")
 
 
 def squash(name: str) -> str:
     """A product name without vendor, form factor, memory size, spaces and case: "Tesla V100-SXM2-32GB" -> "v100"."""
     text = _MIG.sub("", name.strip().lower().replace("(", " ").replace(")", " "))
-    text = _LAPTOP.sub(" ", _VGPU.sub("", text))
+    text = _BOARD.sub(" ", _LAPTOP.sub(" ", _VGPU.sub("", text)))
     words = [word for word in re.split(r"[\s\-_/,]+", text) if word]
     return "".join(word for word in words if not _NOISE.fullmatch(word))
 
