@@ -182,6 +182,12 @@ def test_a_job_is_started_once_even_when_the_client_is_killed_before_the_answer(
     assert submit(slurm, *words)["job_id"] == row["job_id"]
     assert (tmp_path / "out" / "runs").read_text() == "x"
 
+    other = [plain, "--output", tmp_path / "elsewhere", *words[3:]]
+    from_there = submit(slurm, *other)
+    assert from_there["new"] is False and from_there["job_id"] == row["job_id"], "asked for from another folder"
+    assert from_there["output"] == str(tmp_path / "out"), "its traces are where they are"
+    assert status(slurm, {**from_there, "output": str(tmp_path / "elsewhere")})["state"] == "done"
+
     again = submit(slurm, plain, "--again", "1", *words[1:])
     assert again["new"] is True
     slurm.wait(again["job_id"])

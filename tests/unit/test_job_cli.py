@@ -288,6 +288,42 @@ def test_another_job_of_the_same_name_is_not_replaced_while_it_runs(
     assert len((tmp_path / "sbatch-told").read_text().splitlines()) == 2
 
 
+def test_the_same_job_from_another_checkout_is_found_with_its_traces(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        project(tmp_path / name)
+        (tmp_path / name / "p").mkdir()
+    program(tmp_path, "sbatch", 'echo "7"')
+    program(tmp_path, "squeue", "exit 0")
+    program(tmp_path, "sacct", "exit 1")
+    words = ["job", "slurm", "../../a", "--container-tool", "docker", "--submit", "--json", "--", "true"]
+    monkeypatch.chdir(tmp_path / "a" / "p")
+    row = json.loads(run(*words)[1])["jobs"][0]
+    folder = tmp_path / "a" / "p" / "envforge-jobs" / "a"
+    assert row["new"] and row["output"] == str(folder)
+
+    # Slurm has it; asked for from a folder that knows nothing of it.
+    program(tmp_path, "squeue", f"echo '7|envforge:{row['key']}|{folder}'")
+    monkeypatch.chdir(tmp_path / "b" / "p")
+    found = json.loads(run(*words)[1])["jobs"][0]
+    assert (found["new"], found["job_id"], found["output"]) == (False, "7", str(folder))
+    assert found["script"] == str(folder / "job.sh")
+    record = read_record(tmp_path / "b" / "p" / "envforge-jobs" / "a")
+    assert record is not None and record.output == str(folder), "here it is remembered, there are its logs"
+    # A folder that holds no record of this job is none of its traces.
+    program(tmp_path, "squeue", f"echo '7|envforge:{row['key']}|{tmp_path}'")
+    (tmp_path / "b" / "p" / "envforge-jobs" / "a" / "job.json").unlink()
+    assert json.loads(run(*words)[1])["jobs"][0]["output"] == str(tmp_path / "b" / "p" / "envforge-jobs" / "a")
+
+    # A record whose key still held the folder.
+    old = tmp_path / "b" / "p" / "envforge-jobs" / "a" / "job.json"
+    known = json.loads(old.read_text())
+    old.write_text(json.dumps({**known, "key": "0" * 16, "job_id": "6"}))
+    program(tmp_path, "scontrol", f"echo '{SHOWN.format(state='COMPLETED', reason='None', code='0:0')}'")
+    assert run("job", "status", "a")[0] == 0
+
+
 def test_the_proof_gets_the_small_model_where_none_is_named(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "envforge" / "models" / "SmolLM2-135M-Instruct"
     folder.mkdir(parents=True)

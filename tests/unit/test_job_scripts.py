@@ -304,6 +304,12 @@ def test_the_key_is_the_same_for_the_same_job_and_no_other() -> None:
     keys = {job_name(job("docker", **c)) for c in ({}, {"nodes": 3}, {"env": {}}, {"attempt": 1}, {"plan": {"a": 1}})}
     assert len(keys) == 5
     assert job_name(job("docker")) == job_name(job("docker"))
+    same = ({"output": "/elsewhere"}, {"image_file": "/copy.sqsh"}, {"plan": {"reasons": {"torch": "asked in /a"}}})
+    plain = job("docker", plan={"reasons": {}}).key()
+    assert [job("docker", **{"plan": {}, **c}).key() == plain for c in same] == [True, True, True]
+    unknown = {"image_digest": None, "address": None, "image_file": "/a.sqsh"}
+    assert job("docker", **unknown).key() != job("docker", **{**unknown, "image_file": "/b.sqsh"}).key()
+    assert job("docker").key() != job("docker", mounts=(Mount("/other", "/data"),)).key(), "other data is another job"
     assert job("docker").key() == job("docker", env={"RUN": "first try", "HF_HUB_OFFLINE": "1"}).key()
 
 

@@ -25,7 +25,7 @@ from envforge.errors import OutsideError, UsageError
 from envforge.jobs.follow import find_record, follower, preflights
 from envforge.jobs.manifest import RECEIPT_BEGIN, RECEIPT_END, job_name, manifests
 from envforge.jobs.model import JobSpec
-from envforge.jobs.record import read_record
+from envforge.jobs.record import read_record, write_record
 
 pytest.importorskip("kubernetes")
 from envforge.jobs.kubernetes import accounting, cancel, log_files, status, submit
@@ -80,8 +80,19 @@ def test_the_same_job_is_started_once(cluster: Cluster, spec: JobSpec, tmp_path:
     once_more, new = submitted(spec)
     assert not new and once_more.job_id == first.job_id
     assert len([key for key in cluster.objects if key[0] == "jobs"]) == 1
+    elsewhere, new = submitted(replace(spec, output=str(tmp_path / "checkout" / "train")))
+    assert not new and elsewhere.job_id == first.job_id, "the same words from another folder"
+    assert read_record(tmp_path / "checkout" / "train") == elsewhere
     other, new = submitted(replace(spec, attempt=1, output=str(tmp_path / "again")))
     assert new and other.job_id != first.job_id
+
+
+def test_a_record_from_before_the_folder_stopped_counting_is_still_this_job(cluster: Cluster, spec: JobSpec) -> None:
+    first, _ = submitted(spec)
+    old = replace(first, key=spec.known_keys()[1], job_id="train-of-an-older-release")
+    write_record(old)
+    assert old.key != spec.key()
+    assert submitted(spec) == (old, False)
 
 
 @pytest.mark.parametrize("kind", ["jobs", "services"])

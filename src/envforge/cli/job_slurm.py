@@ -199,7 +199,9 @@ def _submit(job: Job) -> dict[str, Any]:
 
     _prepare(job)
     record, new = submit(job.spec, job.script, job.tool)
-    return _answer(job, job_id=record.job_id, new=new, script=str(Path(job.spec.output) / SCRIPT))
+    # A job that was asked for from another folder has its traces there.
+    where = {"output": record.output, "script": str(Path(record.output) / SCRIPT)}
+    return _answer(job, job_id=record.job_id, new=new, **where)
 
 
 def _tell(job: Job, row: dict[str, Any]) -> None:
@@ -208,4 +210,4 @@ def _tell(job: Job, row: dict[str, Any]) -> None:
         return
     typer.echo(row["job_id"])
     word = "submitted" if row["new"] else "is there already (--again 1 runs it once more)"
-    typer.echo(f"job {job.spec.name} {word}: number {row['job_id']}, logs in {job.spec.output}", err=True)
+    typer.echo(f"job {job.spec.name} {word}: number {row['job_id']}, logs in {row['output']}", err=True)

@@ -40,7 +40,7 @@ def submit(spec: JobSpec, objects: list[Manifest], context: str | None = None) -
     with FileLock(folder / ".lock"):
         before = read_record(folder)
         key = spec.key()
-        if before is not None and before.key == key and before.state == "submitted":
+        if before is not None and before.key in spec.known_keys() and before.state == "submitted":
             return before, False
         if before is not None and before.key != key and before.job_id and not status(before).ended:
             raise UsageError(

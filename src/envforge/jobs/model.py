@@ -29,6 +29,7 @@ PASSED: tuple[str, ...] = ("TZ", "LANG", "LC_ALL", "HF_ENDPOINT", "HTTP_PROXY", 
 PASSED += tuple(name.lower() for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"))
 LEAKS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 
+_REMARKS = ("reasons", "warnings", "matrix_hash", "matrix_as_of")  # of a plan: they change no byte of what runs
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")  # a DNS label: the narrowest of all back ends
 
 
@@ -155,8 +156,22 @@ class JobSpec:
         return {"schema": 1, **json.loads(json.dumps(data))}
 
     def key(self) -> str:
-        """16 hex digits over everything that makes it this job: the same words give the same job."""
-        return _hash(self.to_json())[:16]
+        """16 hex digits over everything that makes it this job: the same words give the same job, from any folder.
+
+        Neither where its traces go counts (`output`), nor why its plan is as it is, nor, of an image whose content is
+        known, where its file lies.
+        """
+        data = self.to_json()
+        del data["output"]
+        if self.digest or self.address:
+            del data["image_file"]
+        if self.plan is not None:
+            data["plan"] = _hash({name: value for name, value in self.plan.items() if name not in _REMARKS})
+        return _hash(data)[:16]
+
+    def known_keys(self) -> tuple[str, str]:
+        """The key, and the one that older records have: in them the folder made a job another one."""
+        return self.key(), _hash(self.to_json())[:16]
 
 
 def _hash(data: Any) -> str:

@@ -91,13 +91,13 @@ def made_folder(output: str) -> Path:
     return folder
 
 
-def write_record(record: Record) -> Path:
-    """Keep it in the job's output folder, which is made when needed.
+def write_record(record: Record, folder: Path | None = None) -> Path:
+    """Keep it in the job's output folder, or in another one that points to it; made when needed.
 
     Raises:
         UsageError, DiskFullError: it cannot be written.
     """
-    folder = made_folder(record.output)
+    folder = made_folder(str(folder or record.output))
     write_atomic(folder / RECORD, json.dumps(record.to_json(), indent=1, ensure_ascii=False) + "\n")
     return folder / RECORD
 

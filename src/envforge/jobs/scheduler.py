@@ -8,8 +8,9 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from envforge.errors import OutsideError, UsageError
+from envforge.errors import DataError, OutsideError, UsageError
 from envforge.files import write_atomic
 from envforge.jobs.follow import JobState
 from envforge.jobs.model import JobSpec
@@ -87,27 +88,48 @@ def submit_environment(spec: JobSpec) -> dict[str, str]:
     }
 
 
-def find_job(spec: JobSpec) -> str | None:
-    """The number of a job with this one's key, whatever its state; None when Slurm knows of none.
+class Known(NamedTuple):
+    """A job that Slurm has: its number, and the folder that it was submitted from (ours: the one of its traces)."""
+
+    number: str
+    folder: str
+
+
+def find_job(spec: JobSpec) -> Known | None:
+    """The last job with this one's key, whatever its state; None when Slurm knows of none.
 
     Raises:
         OutsideError: the controller does not answer.
     """
     name = job_name(spec)
     own = f"--user={os.getuid()}"
-    queue = _slurm(["squeue", "--noheader", "--states=all", own, f"--name={name}", "--format=%i|%k"])
+    queue = _slurm(["squeue", "--noheader", "--states=all", own, f"--name={name}", "--format=%i|%k|%Z"])
     if queue.returncode:
         raise failure("Slurm does not say which jobs there are", queue.stderr)
-    numbers = [line.partition("|")[0].strip() for line in queue.stdout.splitlines() if spec.key() in line]
-    if not numbers:
+    rows = [line.strip().split("|", 2) for line in queue.stdout.splitlines()]
+    known = [Known(row[0], row[2]) for row in rows if len(row) == 3 and spec.key() in row[1]]
+    if not known:
         try:
             history = _slurm(["sacct", "--noheader", "--parsable2", "--allocations", "--starttime=now-30days",
-                              f"--name={name}", "--format=JobID"])  # fmt: skip
+                              f"--name={name}", "--format=JobID,WorkDir"])  # fmt: skip
         except OutsideError:
             return None
         # Without accounting there is no history; the queue keeps ended jobs for some minutes only.
-        numbers = [line.strip() for line in history.stdout.splitlines() if line.strip().isdigit()]
-    return numbers[-1] if numbers else None
+        pairs = [line.strip().partition("|") for line in history.stdout.splitlines()]
+        known = [Known(number, folder) for number, _, folder in pairs if number.isdigit()]
+    return known[-1] if known else None
+
+
+def _traces(found: Known, own: Record) -> str:
+    """The folder of a job that is there: where it was asked for from another one, that one if it can be seen from here.
+
+    What Slurm calls a job's folder is ours only where our record lies in it; a script may be submitted by hand.
+    """
+    try:
+        there = read_record(Path(found.folder)) if found.folder.startswith("/") else None
+    except (DataError, UsageError):
+        there = None
+    return there.output if there is not None and there.key == own.key else own.output
 
 
 def submit(spec: JobSpec, script: str, tool: str) -> tuple[Record, bool]:
@@ -132,7 +154,7 @@ def submit(spec: JobSpec, script: str, tool: str) -> tuple[Record, bool]:
     )  # fmt: skip
     with FileLock(folder / ".lock"):
         before = read_record(folder)
-        if before is not None and before.key == record.key and before.state == "submitted":
+        if before is not None and before.key in spec.known_keys() and before.state == "submitted":
             return before, False
         if before is not None and before.key != record.key and before.job_id and not status(before).ended:
             raise UsageError(
@@ -141,8 +163,8 @@ def submit(spec: JobSpec, script: str, tool: str) -> tuple[Record, bool]:
             )
         found = find_job(spec)
         if found is not None:
-            record = submitted(record, found)
-            write_record(record)
+            record = submitted(replace(record, output=_traces(found, record)), found.number)
+            write_record(record, folder)
             return record, False
         write_atomic(folder / SCRIPT, script, 0o755)
         keep_plan(spec)

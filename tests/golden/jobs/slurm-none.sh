@@ -1,7 +1,7 @@
 #!/bin/bash
 # Job train, rendered by envforge for none; render again instead of editing.
-#SBATCH --job-name=train.3ea0d4ed
-#SBATCH --comment=envforge:3ea0d4edc9431f12
+#SBATCH --job-name=train.ed59ebd5
+#SBATCH --comment=envforge:ed59ebd543ecf50b
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Job train, rendered by envforge for oci; render again instead of editing.
-#SBATCH --job-name=train.e0d158a1
-#SBATCH --comment=envforge:e0d158a19e8148fb
+#SBATCH --job-name=train.ed59ebd5
+#SBATCH --comment=envforge:ed59ebd543ecf50b
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16

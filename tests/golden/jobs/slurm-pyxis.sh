@@ -1,7 +1,7 @@
 #!/bin/bash
 # Job train, rendered by envforge for pyxis; render again instead of editing.
-#SBATCH --job-name=train.5ddb1e3b
-#SBATCH --comment=envforge:5ddb1e3b93a16350
+#SBATCH --job-name=train.ed59ebd5
+#SBATCH --comment=envforge:ed59ebd543ecf50b
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
