@@ -33,8 +33,11 @@ def squash(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def names_of(gpu: Gpu) -> tuple[str, ...]:
-    """All squashed names of a model."""
-    return tuple(dict.fromkeys(squash(name) for name in (gpu.name, *gpu.aliases)))
+    """All squashed names of a model; the cards that people play on go by their number alone too ("3090")."""
+    names = [squash(name) for name in (gpu.name, *gpu.aliases)]
+    if gpu.name.startswith("GeForce "):
+        names.append(re.sub(r"^[rg]tx(?=[0-9])", "", names[0]))
+    return tuple(dict.fromkeys(names))
 
 
 def find_gpu(matrix: Matrix, name: str) -> Gpu | None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from envforge.matrix.model import Matrix
 
 ARCHES = ("x86_64", "aarch64")
+_SAME = {"amd64": "x86_64", "arm64": "aarch64"}  # what Debian, Docker and Kubernetes call them
 _DRIVER = re.compile(r"(\d{3,4})(\.\d{1,3}){1,2}")
 
 
@@ -99,6 +100,7 @@ def make_host(
     """
     if glibc is not None and not re.fullmatch(r"\d{1,2}\.\d{1,3}", glibc):
         raise UsageError(f"glibc {glibc[:40]!r} is not of the form 2.35", "ldd --version prints it")
+    arch = _SAME.get(arch, arch)
     if arch not in ARCHES:
         raise UsageError(f"unknown architecture {arch[:40]!r}", f"known: {', '.join(ARCHES)}")
     rows = tuple(HostGpu(None, sm) if (sm := parse_sm(gpu)) else HostGpu(gpu, None) for gpu in gpus)

@@ -71,6 +71,9 @@ MATRIX = load_matrix(use_cache=False)
         ("GeForce RTX 2080 with Max-Q Design", "GeForce RTX 2080", "7.5"),
         ("NVIDIA GeForce RTX 3090", "GeForce RTX 3090", "8.6"),
         ("NVIDIA GeForce RTX 3090 Ti", "GeForce RTX 3090 Ti", "8.6"),
+        ("3090", "GeForce RTX 3090", "8.6"),
+        ("2080 Ti", "GeForce RTX 2080 Ti", "7.5"),
+        ("4000", None, None),  # of a Quadro, an RTX Ada, an RTX PRO
         ("NVIDIA GeForce RTX 4060", "GeForce RTX 4060", "8.9"),
         ("NVIDIA GeForce RTX 4060 Ti", "GeForce RTX 4060 Ti", "8.9"),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", "GeForce RTX 4070 Ti SUPER", "8.9"),

@@ -50,6 +50,13 @@ def test_a_described_target_gets_its_capability() -> None:
     assert [(gpu.name, gpu.sm) for gpu in host.gpus] == [("NVIDIA A100-SXM4-80GB", "8.0"), (None, "9.0")]
 
 
+def test_what_people_call_things() -> None:
+    (host,) = Targets(driver="550.54.15", gpu=["3090"], arch="amd64").read()
+    assert (host.gpus[0].sm, host.arch) == ("8.6", "x86_64")
+    (host,) = Targets(driver="550.54.15", gpu=["GH200"], arch="arm64").read()
+    assert host.arch == "aarch64"
+
+
 def test_a_host_file_and_a_record_folder_are_the_same(host_file: Path, record: Path) -> None:
     one, other = Targets(host=[host_file, record]).read()
     assert (one.name, other.name) == ("l4-node", "record")

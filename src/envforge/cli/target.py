@@ -154,13 +154,13 @@ def read_targets(targets: Targets, matrix: Matrix | None = None) -> tuple[Host, 
     elif shape.has_gpu:
         hosts = [shape]
     elif cpu:
-        hosts = [replace(shape, arch=targets.arch or _own_arch())]
+        hosts = [replace(shape, arch=shape.arch if targets.arch else _own_arch())]
     else:
         hosts = [_this_machine()]
     if targets.glibc is not None:
         hosts = [replace(host, glibc=targets.glibc) for host in hosts]
     if targets.arch is not None:
-        hosts = [replace(host, arch=targets.arch) for host in hosts]
+        hosts = [replace(host, arch=shape.arch) for host in hosts]
     named = _exclude(_unique(hosts), exclude)
     _check_known(named, matrix)
     return tuple(known(host, matrix) for host in named)
@@ -400,7 +400,9 @@ def _check_gpu(name: str) -> str:
             f"GPU {text[:40]!r} is no product name: it holds other than plain ASCII text, or is too long",
             'give it as nvidia-smi prints it, for example "NVIDIA A100-SXM4-80GB", or as sm_80',
         )
-    if re.match(r"(sm|compute)[\s_-]*[\d.]*[a-z]*$", text, re.IGNORECASE) or re.fullmatch(r"[\d.]+", text):
+    if re.match(r"(sm|compute)[\s_-]*[\d.]*[a-z]*$", text, re.IGNORECASE) or re.fullmatch(
+        r"\d{1,2}|[\d.]*\.[\d.]*", text
+    ):
         raise UsageError(
             f"compute capability {text!r} is not of the form sm_86, sm_120 or 8.6",
             "nvidia-smi --query-gpu=compute_cap --format=csv prints it",
