@@ -19,6 +19,8 @@ def no_space(error: OSError) -> bool:
 def write_atomic(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     """Write to a temporary file beside `path`, then rename over it; a failure or Ctrl-C leaves what was there.
 
+    A device or a pipe (/dev/null, /dev/stdout) is written into: as root, a rename would put a file in its place.
+
     Raises:
         DiskFullError: the disk is full. UsageError: the folder is missing or not writable.
     """
@@ -27,6 +29,9 @@ def write_atomic(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     data = text.encode("utf-8") if isinstance(text, str) else text
     temporary: str | None = None
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(data)
+            return
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
