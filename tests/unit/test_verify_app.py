@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -199,6 +200,15 @@ def test_a_receipt_holds_no_invalid_json(tmp_path: Path) -> None:
     receipt.write_atomic(path, {"losses": [1.0, math.nan, math.inf], "a": {"b": (1, 2)}})
     data = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert data == {"losses": [1.0, "nan", "inf"], "a": {"b": [1, 2]}}
+
+
+def test_a_receipt_goes_into_a_pipe_and_not_in_its_place(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    receipt.write_atomic(pipe, {"passed": True})
+    assert pipe.is_fifo() and json.loads(os.read(reader, 1000)) == {"passed": True}
+    os.close(reader)
 
 
 def test_a_receipt_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

@@ -195,3 +195,21 @@ def test_what_is_no_receipt_and_no_page_is_a_usage_error(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").write_text("{}")
     assert run(argv) == 2
+
+
+def test_a_place_where_no_receipt_can_be_written_is_told_before_the_work(
+    fake_env: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from envforge.verify import app
+
+    (tmp_path / "file").write_text("mine")
+    for option, place in (
+        ("--json", tmp_path / "file" / "r.json"),
+        ("--json", tmp_path),
+        ("--report", "/proc/x/r.html"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["verify", str(fake_env), option, str(place)])
+        assert stop.value.code == 2
+        assert app.main([option, str(place), "--grade", "static"]) == 2
+        assert capfd.readouterr().err.count(str(place)) >= 2

@@ -66,7 +66,7 @@ def verify(
     import os
     import tempfile
 
-    check_report(report)
+    check_places(json_, report)
     if compare is not None:
         show_comparison(*compare, json_)
         return
@@ -104,18 +104,22 @@ def verify(
         raise typer.Exit(code)
 
 
-def check_report(report: Path | None) -> None:
+def check_places(json_: str | None, report: Path | None) -> None:
     """Raises:
-    UsageError: the page cannot be written; said before the work is done.
+    UsageError: the receipt or its page cannot be written; said before the work is done.
     """
     from envforge.errors import UsageError
     from envforge.verify.page import check_page
+    from envforge.verify.receipt import place_fault
 
     try:
         if report is not None:
             check_page(report)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    for place in (report, None if json_ in (None, "-") else Path(str(json_))):
+        if place is not None and (fault := place_fault(place)):
+            raise UsageError(fault, "name a file in a folder that can be written")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from envforge.verify.compare import render as render_comparison
 from envforge.verify.explain import findings_here
 from envforge.verify.models import ModelMissingError, find_model, known_answer, marker
 from envforge.verify.page import check_page, write_page
-from envforge.verify.receipt import dumps, make_receipt, public, write_atomic
+from envforge.verify.receipt import dumps, make_receipt, place_fault, public, write_atomic
 from envforge.verify.record import LAYERS, progress
 from envforge.verify.report import render
 from envforge.verify.settings import LIMITS, PROMPT, Settings, read_plan
@@ -100,6 +100,9 @@ def main(argv: list[str]) -> int:
     try:
         if options.report:
             check_page(options.report)
+        for place in (options.report, options.json_file):
+            if place and str(place) != "-" and (fault := place_fault(Path(place))):
+                return stop(EXIT_USAGE, fault)
         if options.compare:
             return compare_two(options.compare, options.json_file)
         if options.receipt:

@@ -166,8 +166,23 @@ def dumps(receipt: dict[str, Any]) -> str:
     return json.dumps(plain(receipt), indent=1, sort_keys=True, ensure_ascii=False, default=str)
 
 
+def place_fault(path: Path) -> str | None:
+    """Why no file can be written there, asked before the work is done; None where it can. Its folder is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    if path.is_dir():
+        return f"{path} is a folder, and a file is to be written there"
+    place = path if path.exists() and not path.is_file() else path.parent
+    return None if os.access(place, os.W_OK) else f"{path} cannot be written: no permission in {path.parent}"
+
+
 def write_atomic(path: Path, receipt: dict[str, Any]) -> None:
-    """Write JSON next to its place, then move it there."""
+    """Write JSON next to its place, then move it there. A device or a pipe is written into: a move would replace it."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_text(dumps(receipt) + "\n", encoding="utf-8")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=str(path.parent), prefix=f".{path.name}.")
     scratch = Path(name)
