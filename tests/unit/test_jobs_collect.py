@@ -21,6 +21,7 @@ from envforge.jobs.record import Record, new_record, submitted, write_record
 
 SCHEMA = json.loads((Path(envforge.spec.__file__).parent / "schemas" / "job.json").read_text())
 DIGEST = "sha256:" + "ab" * 32
+RECEIPTS = Path(__file__).parent.parent / "cases" / "receipts"
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId={}.0. Some of the step tasks have been OOM Killed.\n"
 
 
@@ -104,6 +105,48 @@ def test_failed_nodes_first_with_their_finding(site: Site) -> None:
     assert found[2]["finding"] == "preflight-refused" and "no GPU is here" in found[2]["detail"]
     assert found[4]["digest"] == DIGEST and found[4]["grade"] == "full" and found[4]["finding"] == ""
     assert site.run("job", "collect", "jobs", "--json").returncode == 0
+
+
+def recorded(folder: Path, name: str, node: str) -> None:
+    """A receipt that a real proof left: without torch, or with a cache folder that cannot be written."""
+    (folder / f"receipt-{node}.json").write_text((RECEIPTS / f"{name}.json").read_text())
+
+
+def test_what_failed_is_told_from_the_receipt_that_the_job_left(site: Site) -> None:
+    folder = site.job("15", "FAILED", "the tasks ended\n", verify=True, nodes=3)
+    recorded(folder, "no-torch", "gpu-1")
+    recorded(folder, "caches", "gpu-2")
+    receipt(folder, "gpu-3")
+    found = {row["node"]: row["finding"] for row in rows(site.run("job", "collect", "jobs", "--json"))}
+    assert found == {"gpu-1": "python-package-missing", "gpu-2": "cache-not-writable", "gpu-3": ""}
+
+    done = site.run("job", "status", str(folder), "--json")
+    answer = json.loads(done.stdout)
+    jsonschema.validate(answer, SCHEMA)
+    assert done.returncode == 1
+    told = {row["node"]: (row["finding"] or {}).get("id", "") for row in answer["receipts"]}
+    assert told == found
+    shown = site.run("job", "status", str(folder)).stdout
+    assert "proof failed (static) on gpu-1" in shown and "python-package-missing: A module is not installed" in shown
+    assert "not writable by uid 0: HF_HOME /proc/nowhere" in shown and "why: envforge diagnose" not in shown
+
+    done = site.run("job", "logs", str(folder))
+    assert done.stdout == "the tasks ended\n", "what the job said is all of the output"
+    assert "the proof failed on gpu-1" in done.stderr and "python-package-missing" in done.stderr
+
+    report = json.loads(site.run("diagnose", "--job", str(folder), "--json").stdout)
+    first, second = report["findings"][:2]
+    assert (first["id"], first["confidence"]) == ("cache-not-writable", "certain"), "measured by the proof itself"
+    assert first["evidence"][0]["file"] == "receipt-gpu-2.json"
+    assert second["id"] == "python-package-missing" and second["evidence"][0]["file"] == "receipt-gpu-1.json"
+
+
+def test_a_job_without_a_receipt_says_where_to_ask(site: Site) -> None:
+    folder = site.job("16", "FAILED", OOM.format(16))
+    assert f"why: envforge diagnose --job {folder}" in site.run("job", "status", str(folder)).stdout
+    (folder / "receipt-gpu-1.json").write_text(json.dumps({"passed": False, "layers": [7], "host": "no"}))
+    (row,) = rows(site.run("job", "collect", "jobs", "--json"))
+    assert (row["result"], row["finding"]) == ("failed", "host-oom-kill"), "no receipt of ours: the logs tell"
 
 
 def test_receipt_of_another_image_does_not_count(site: Site) -> None:

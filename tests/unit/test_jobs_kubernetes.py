@@ -31,6 +31,7 @@ pytest.importorskip("kubernetes")
 from envforge.jobs.kubernetes import accounting, cancel, log_files, status, submit
 
 SCHEMA = json.loads((Path(envforge.spec.__file__).parent / "schemas" / "job.json").read_text())
+RECEIPTS = Path(__file__).parent.parent / "cases" / "receipts"
 IMAGE = "registry.example/train@sha256:" + "0" * 64
 
 
@@ -382,8 +383,26 @@ def test_receipts_come_home_by_the_log(cluster: Cluster, spec: JobSpec) -> None:
     log_files(record)
     from envforge.jobs.follow import receipts
 
-    assert [row["image_digest"] for row in receipts(record)] == ["sha256:1"]
+    assert [(node, row["image_digest"]) for node, row in receipts(record)] == [("gpu-5", "sha256:1")]
     assert (Path(record.output) / "receipt-gpu-5.json").is_file()
+
+
+def test_status_and_collect_fetch_the_receipt_of_an_ended_proof(
+    cluster: Cluster, spec: JobSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, _ = submitted(replace(spec, nodes=1, command=(), verify=True))
+    name, text = record.job_id or "", (RECEIPTS / "no-torch.json").read_text()
+    pod = cluster.pod(name, 0, node="gpu-5", **failed(1))
+    cluster.logs[pod] = f"report\n{RECEIPT_BEGIN}\n{text}\n{RECEIPT_END}\n".encode()
+    conditions = [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]
+    cluster.job(name)["status"] = {"conditions": conditions}
+    for words in (["status", record.output], ["collect", record.output]):
+        for path in Path(record.output).glob("receipt-*"):
+            path.unlink()
+        with pytest.raises(SystemExit):
+            main(["job", *words])
+        told = capsys.readouterr().out
+        assert "python-package-missing" in told and "gpu-5" in told, told
 
 
 def test_cancel_keeps_what_was_said(cluster: Cluster, spec: JobSpec) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from envforge.jobs.collect import Row
+    from collections.abc import Mapping
+
+    from envforge.jobs.collect import Found, Row
     from envforge.jobs.record import Record
 
 
@@ -33,7 +35,7 @@ def collect(
     from envforge.jobs.collect import FAILED, to_csv, to_json
     from envforge.jobs.collect import collect as rows_of
 
-    rows = rows_of([_place(word) for word in places or [""]], explain)
+    rows = rows_of([_place(word) for word in places or [""]], Explained())
     if csv_ is not None and csv_ != "-":
         write_atomic(Path(csv_), to_csv(rows))
     if csv_ == "-":
@@ -62,13 +64,23 @@ def _place(word: str) -> Path:
     return Path(record.output)
 
 
-def explain(record: Record) -> tuple[str, str] | None:
-    """Diagnose's first finding for a job."""
-    from envforge.cli.job_report import diagnosed
-    from envforge.jobs.gather import gather
+class Explained:
+    """Diagnose's first finding."""
 
-    report = diagnosed(gather(record), None, False, None)
-    return (report.findings[0].id, report.findings[0].title) if report.findings else None
+    def receipt(self, receipt: Mapping[str, Any]) -> Found | None:
+        """Of a receipt that failed."""
+        from envforge.cli.job_report import first_finding
+
+        found = first_finding(receipt)
+        return (str(found["id"]), str(found["title"])) if found else None
+
+    def job(self, record: Record) -> Found | None:
+        """Of all that is known of a job."""
+        from envforge.cli.job_report import diagnosed
+        from envforge.jobs.gather import gather
+
+        report = diagnosed(gather(record), None, False, None)
+        return (report.findings[0].id, report.findings[0].title) if report.findings else None
 
 
 def _show(rows: list[Row]) -> None:

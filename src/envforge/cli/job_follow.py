@@ -23,12 +23,16 @@ def register(job: typer.Typer) -> None:
 
 def describe(record: Record, state: JobState) -> dict[str, Any]:
     """The answer of `job status --json`."""
+    from envforge.cli.job_report import first_finding
     from envforge.jobs.follow import preflights, receipts
 
     refused = [row for row in preflights(record) if row.get("ok") is False]
-    proofs = [
-        {"passed": r.get("passed"), "grade": r.get("grade"), "digest": r.get("image_digest")} for r in receipts(record)
-    ]
+    proofs = []
+    for node, receipt in receipts(record):
+        found = first_finding(receipt)
+        why = {key: found[key] for key in ("id", "title", "cause", "fixes")} if found else None
+        row = {key: receipt.get(key) for key in ("passed", "grade")}
+        proofs.append({"node": node, **row, "digest": receipt.get("image_digest"), "finding": why})
     return {
         "schema": 1,
         "name": record.name,
@@ -49,12 +53,14 @@ def describe(record: Record, state: JobState) -> dict[str, Any]:
 def status(job: JobArgument, json_: JsonOption = False) -> None:
     """What became of a job. Exit 1: it failed; 3: its scheduler lost it or does not answer; 86: a node was refused."""
     import json
+    import shlex
 
-    from envforge.jobs.follow import find_record, follower
+    from envforge.jobs.follow import bring_home, find_record, follower
     from envforge.jobs.model import PREFLIGHT_EXIT
 
     record = find_record(job)
     state = follower(record).status(record)
+    bring_home(record, state)
     row = describe(record, state)
     if json_:
         typer.echo(json.dumps(row, indent=1, ensure_ascii=False))
@@ -70,13 +76,24 @@ def status(job: JobArgument, json_: JsonOption = False) -> None:
             typer.echo(f"  {refused['node']} was refused: {refused.get('text')}\n  fix: {refused.get('fix')}")
         for proof in row["receipts"]:
             word = "passed" if proof["passed"] else "failed"
-            typer.echo(f"  proof {word} ({proof['grade']}) for {proof['digest'] or 'an image without digest'}")
+            image = proof["digest"] or "an image without digest"
+            typer.echo(f"  proof {word} ({proof['grade']}) on {proof['node']} for {image}")
+            _tell_finding(proof["finding"])
+        if state.state == "failed" and not row["refused"] and not any(proof["finding"] for proof in row["receipts"]):
+            typer.echo(f"  why: envforge diagnose --job {shlex.quote(job)}")
     if state.state == "lost":
         raise typer.Exit(3)
     if state.exit_code == PREFLIGHT_EXIT:
         raise typer.Exit(PREFLIGHT_EXIT)
     if state.ended and state.state != "done":
         raise typer.Exit(1)
+
+
+def _tell_finding(found: dict[str, Any] | None, err: bool = False) -> None:
+    if found is not None:
+        typer.echo(f"  {found['id']}: {found['title']}\n  {found['cause']}", err=err)
+        for fix in found["fixes"][:1]:
+            typer.echo(f"  fix: {fix}", err=err)
 
 
 def logs(
@@ -88,8 +105,9 @@ def logs(
     import sys
     import time
 
+    from envforge.cli.job_report import first_finding
     from envforge.errors import OutsideError
-    from envforge.jobs.follow import find_record, follower
+    from envforge.jobs.follow import find_record, follower, receipts
 
     record = find_record(job)
     back = follower(record)
@@ -113,6 +131,10 @@ def logs(
         raise OutsideError(
             f"job {record.name} has no logs yet", "envforge job status tells whether it runs", id="no-logs"
         )
+    for node, receipt in receipts(record):
+        if found := first_finding(receipt):
+            typer.echo(f"== the proof failed on {node}", err=True)
+            _tell_finding(found, err=True)
 
 
 def cancel(job: JobArgument, json_: JsonOption = False) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from envforge.diagnose import Report
+    from envforge.diagnose.model import Finding
     from envforge.jobs.gather import Gathered
     from envforge.resolver.hosts import Host
+
+FOREIGN = (AttributeError, KeyError, TypeError, ValueError)  # a file that is called a receipt and is none of ours
 
 
 def find_job(word: str) -> Gathered:
@@ -30,13 +34,20 @@ def find_job(word: str) -> Gathered:
 def diagnosed(job: Gathered, driver: str | None, no_driver: bool, host: Host | None) -> Report:
     """The logs of all ranks, what the preflight said, and the accounting, judged together."""
     import io
+    from dataclasses import replace
 
     from envforge.diagnose import diagnose, open_log
     from envforge.diagnose.joined import joined, located
+    from envforge.jobs.follow import receipts
     from envforge.jobs.gather import ACCOUNTING
     from envforge.jobs.model import PREFLIGHT_EXIT
+    from envforge.verify.explain import log_of
 
     sources: list[Any] = [(path.name, open_log(path)) for path in job.logs if path.is_file()]
+    proofs = [(f"receipt-{node}.json", row) for node, row in receipts(job.record) if row.get("passed") is False]
+    for name, row in proofs:
+        with contextlib.suppress(*FOREIGN):
+            sources.append((name, io.BytesIO(log_of(row).encode())))
     words = job.accounting
     if job.state is not None and job.state.exit_code == PREFLIGHT_EXIT:
         words += f"exit code {PREFLIGHT_EXIT}\n"
@@ -44,7 +55,36 @@ def diagnosed(job: Gathered, driver: str | None, no_driver: bool, host: Host | N
     if driver is None and not no_driver and host is None:
         driver = _driver(job)
     whole, stream = joined(sources)
-    return located(diagnose(stream, driver=driver, host=host, no_driver=no_driver), whole)
+    report = located(diagnose(stream, driver=driver, host=host, no_driver=no_driver), whole)
+    seen = [finding for name, row in proofs for finding in _observed(name, row)]
+    certain = {finding.id: finding for finding in reversed(seen)}
+    rest = tuple(finding for finding in report.findings if finding.id not in certain)
+    return replace(report, findings=(*reversed(certain.values()), *rest)) if certain else report
+
+
+def _observed(name: str, receipt: dict[str, Any]) -> list[Finding]:
+    """What the checks of a receipt measured themselves: certain, whatever the logs say."""
+    from envforge.cli.findings import observed
+    from envforge.diagnose.model import Finding, Hit
+
+    found = []
+    with contextlib.suppress(*FOREIGN):
+        for row in observed(receipt):
+            (seen,) = row["evidence"]
+            evidence = (Hit(1, f"{seen['check']}: {seen['text']}", file=name),)
+            lists = {key: tuple(row[key]) for key in ("fixes", "next", "consequence_of")}
+            found.append(Finding(**{**row, **lists, "evidence": evidence}))
+    return found
+
+
+def first_finding(receipt: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What is most likely wrong where a receipt failed; None where it passed, or tells nothing."""
+    from envforge.cli.findings import explain
+
+    with contextlib.suppress(*FOREIGN):
+        found = explain(dict(receipt)).get("findings") or ()
+        return next((row for row in found if {"id", "title", "cause", "fixes"} <= row.keys()), None)
+    return None
 
 
 def _driver(job: Gathered) -> str | None:

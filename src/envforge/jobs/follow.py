@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from envforge.errors import UsageError
+from envforge.errors import EnvforgeError, UsageError
 from envforge.jobs.record import FOLDER, Record, find_records, read_record
 
 FOLLOWERS = {"slurm": "envforge.jobs.scheduler", "kubernetes": "envforge.jobs.kubernetes"}
@@ -80,17 +81,27 @@ def preflights(record: Record) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row.get("ok") is not False, str(row.get("node"))))
 
 
-def receipts(record: Record) -> list[dict[str, Any]]:
-    """The receipts that a `--verify` job brought home."""
-    return _read(Path(record.output), "receipt-*.json") if record.output else []
+def receipts(record: Record) -> list[tuple[str, dict[str, Any]]]:
+    """The receipts that a `--verify` job brought home, each with its node."""
+    paths = sorted(Path(record.output).glob("receipt-*.json")) if record.output else []
+    return [(path.stem.removeprefix("receipt-"), row) for path in paths if (row := read_json(path)) is not None]
+
+
+def bring_home(record: Record, state: JobState) -> None:
+    """Fetch the receipts of an ended proof that its folder cannot have yet: pods tell theirs at the end of logs."""
+    if record.backend == "kubernetes" and record.verify and record.output and state.ended and not receipts(record):
+        with contextlib.suppress(EnvforgeError):
+            follower(record).log_files(record)
 
 
 def _read(folder: Path, pattern: str) -> list[dict[str, Any]]:
-    rows = []
-    for path in sorted(folder.glob(pattern)):
-        try:
-            row = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        rows += [row] if isinstance(row, dict) else []
-    return rows
+    return [row for path in sorted(folder.glob(pattern)) if (row := read_json(path)) is not None]
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None where it is not there or holds none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
