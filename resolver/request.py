@@ -61,7 +61,7 @@ def parse_request(line: str, origin: str = "command line") -> Request:
         parsed = Requirement(text)
     except InvalidRequirement as error:
         first = str(error).splitlines()[0] if str(error) else "not a requirement"
-        raise UsageError(f"{_short(text)} is not a PEP 508 requirement: {first}", _HINT) from error
+        raise UsageError(f"{_short(text)} is not a PEP 508 requirement: {first}", _written_right(text)) from error
     if parsed.url and not re.match(r"git\+(https?|ssh|file)://|file:|/|\.\.?/", parsed.url):
         raise UsageError(
             f"{_short(text)}: only git+URL@COMMIT and local paths can be locked",
@@ -84,6 +84,16 @@ def parse_request(line: str, origin: str = "command line") -> Request:
 
 
 _HINT = "write requirements such as torch, 'transformers>=4.46,<5' or 'peft==0.13.2'"
+
+
+def _written_right(text: str) -> str:
+    """What was meant, where it is plain."""
+    pin = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*[= ]\s*([0-9][A-Za-z0-9.+]*)", text)
+    if pin:
+        return f"did you mean {pin[1]}=={pin[2]}?"
+    if re.match(r"git\+|https?:|file:|\.{0,2}/", text):
+        return f"an address needs a name before it: 'NAME @ {text[:60]}'"
+    return _HINT
 
 
 def _short(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from envforge.errors import UsageError
 from envforge.resolver.request import MAX_LINES, Request, parse_request
@@ -40,12 +41,17 @@ def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake
         folder = Path(word)
         if _looks_like_folder(word):
             if not (folder / SPEC_FILE).is_file():
-                raise UsageError(f"{word} is a folder without an {SPEC_FILE}", f"make one: envforge init {word}")
+                name = _package_name(folder)
+                other = f"; its dependencies: -r {folder / 'pyproject.toml'}; itself: '{name} @ {word}'" if name else ""
+                raise UsageError(f"{word} is a folder without an {SPEC_FILE}", f"make one: envforge init {word}{other}")
             if project is not None:
                 raise UsageError(f"two project folders are given: {project} and {word}", "give one")
             project = folder
         else:
-            lines.append(parse_request(word))
+            request = parse_request(word)
+            if request.url and re.match(r"\.{0,2}/", request.url) and not Path(request.url).exists():
+                raise UsageError(f"{request.text[:80]}: there is no such file or folder")
+            lines.append(request)
     constraints: list[Request] = []
     for path in files:
         found, limits = read_requirements(path)
@@ -100,11 +106,17 @@ def read_requirements(path: Path, _seen: frozenset[Path] = frozenset()) -> tuple
     try:
         if path.stat().st_size > MAX_FILE:
             raise UsageError(f"{path} has {path.stat().st_size:,} bytes: no requirements file is that large")
-        text = path.read_text(encoding="utf-8")
+        raw = path.read_bytes()
+        # Windows tools put a byte order mark before UTF-8, or write UTF-16; pip reads both.
+        text = raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    if path.suffix in (".yml", ".yaml"):
+        raise UsageError(f"{path} is no requirements file", "list its packages in a requirements file, one a line")
+    if path.suffix == ".toml" or re.search(r"^\[\[packages?\]\]", text, re.MULTILINE):
+        raise UsageError(f"{path} is no requirements file", f"a lock is a place to start from: --from {path}")
     requests: list[Request] = []
     constraints: list[Request] = []
     for number, line in _logical_lines(text):
@@ -119,6 +131,7 @@ def read_requirements(path: Path, _seen: frozenset[Path] = frozenset()) -> tuple
                 constraints += found
             constraints += limits
             continue
+        line = _named(line, where)
         if line.startswith("-"):
             name = line.split()[0].split("=")[0]
             if name in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--trusted-host"):
@@ -141,6 +154,35 @@ def read_requirements(path: Path, _seen: frozenset[Path] = frozenset()) -> tuple
     return requests, constraints
 
 
+def _named(line: str, where: str) -> str:
+    """`-e PATH`, `-e git+URL#egg=NAME` and a bare local path -> `NAME @ ADDRESS`; other lines as they are."""
+    match = re.match(r"(?:(-e|--editable)(?:\s+|=))?(\S+?)(\[[\w,. -]*\])?$", line)
+    if not match or not (match[1] or re.match(r"\.{0,2}/", match[2])):
+        return line
+    address, extras = match[2], match[3] or ""
+    address, _, egg = address.partition("#egg=")
+    if not re.match(r"git\+|file:|\.{0,2}/", address):
+        address = "./" if address == "." else f"./{address}"
+    name = egg.split("[")[0] or _package_name(Path(address)) or _wheel_name(address)
+    if not name:
+        raise UsageError(f"{where}: {address[:80]} does not say what it is called", f"write NAME @ {address[:80]}")
+    return f"{name}{extras} @ {address}"
+
+
+def _wheel_name(address: str) -> str:
+    match = re.search(r"(?:^|/)([A-Za-z0-9_.]+)-[^/-]+(?:-[^/-]+){3,4}\.whl$", address)
+    return match[1] if match else ""
+
+
+def _package_name(folder: Path) -> str:
+    """What the pyproject.toml of a folder calls itself, "" where there is none."""
+    try:
+        name = _toml(folder / "pyproject.toml").get("project", {}).get("name")
+    except (UsageError, AttributeError):
+        return ""
+    return name if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) else ""
+
+
 def _logical_lines(text: str) -> list[tuple[int, str]]:
     """Lines with continuations joined and comments gone, each with the number of its first line."""
     found: list[tuple[int, str]] = []
@@ -160,7 +202,7 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def _pyproject(path: Path) -> list[Request]:
+def _toml(path: Path) -> dict[str, Any]:
     import sys
 
     if sys.version_info >= (3, 11):
@@ -168,12 +210,15 @@ def _pyproject(path: Path) -> list[Request]:
     else:
         import tomli as tomllib
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from error
-    lines = data.get("project", {}).get("dependencies")
+
+
+def _pyproject(path: Path) -> list[Request]:
+    lines = _toml(path).get("project", {}).get("dependencies")
     if not isinstance(lines, list):
         raise UsageError(f"{path} has no [project] dependencies", "list them there, or give a requirements file")
     return [parse_request(str(line), origin=f"{path} dependencies {i}") for i, line in enumerate(lines, 1)]

@@ -23,6 +23,54 @@ def test_requirement_files_with_includes_hashes_and_comments(tmp_path: Path) -> 
     assert [r.text for r in limits] == ["peft<0.14"]
 
 
+@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16"])
+def test_files_that_windows_wrote(codec: str, tmp_path: Path) -> None:
+    (tmp_path / "r.txt").write_bytes("torch\r\npeft==0.13.2\r\n".encode(codec))
+    assert [r.name for r in read_requirements(tmp_path / "r.txt")[0]] == ["torch", "peft"]
+
+
+def test_folders_and_editable_lines_are_requests_by_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/pyproject.toml").write_text('[project]\nname = "My_Code"\nversion = "1"\n')
+    commit = "0" * 40
+    (tmp_path / "r.txt").write_text(f"-e ./mine[train]\n-e git+https://x.invalid/a@{commit}#egg=A_b\n./mine\n")
+    requests, _ = read_requirements(tmp_path / "r.txt")
+    assert [(r.name, r.extras, r.url) for r in requests] == [
+        ("my-code", ("train",), "./mine"),
+        ("a-b", (), f"git+https://x.invalid/a@{commit}"),
+        ("my-code", (), "./mine"),
+    ]
+    (tmp_path / "r.txt").write_text("torch\n-e ./other\n")
+    with pytest.raises(UsageError, match=r"r\.txt:2") as caught:
+        read_requirements(tmp_path / "r.txt")
+    assert "NAME @ ./other" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("environment.yml", "name: x\ndependencies:\n- pip:\n  - torch\n", "requirements file"),
+        ("pylock.toml", 'lock-version = "1.0"\n', "--from"),
+        ("uv.lock", 'version = 1\n[[package]]\nname = "torch"\n', "--from"),
+    ],
+)
+def test_files_of_another_kind(name: str, text: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=name) as caught:
+        read_requirements(tmp_path / name)
+    assert hint in caught.value.hint
+
+
+def test_a_folder_that_is_no_project_says_what_it_can_be(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    with pytest.raises(UsageError) as caught:
+        read_intake([str(tmp_path)], [], None)
+    assert "pyproject.toml" in caught.value.hint and "x @ " in caught.value.hint
+    with pytest.raises(UsageError, match="no such"):
+        read_intake(["x @ ./not-there"], [], None)
+
+
 def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "r.txt"
     path.write_text("torch\n\ntransformers>>4\n")

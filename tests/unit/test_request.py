@@ -46,6 +46,21 @@ def test_what_is_not_a_requirement_is_refused_by_name(line: str) -> None:
     assert caught.value.exit_code == 2 and len(caught.value.cause) < 300
 
 
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("torch=2.6", "torch==2.6"),
+        ("torch 2.6.0", "torch==2.6.0"),
+        ("git+https://example.invalid/u.git@0123abc", "NAME @ git+https"),
+        ("./x-1.0-py3-none-any.whl", "NAME @ ./x"),
+    ],
+)
+def test_near_misses_are_shown_written_right(line: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_request(line)
+    assert hint in caught.value.hint
+
+
 def test_git_and_local_paths_are_kept() -> None:
     assert parse_request("unsloth @ git+https://example.invalid/u.git@0123abc").url == (
         "git+https://example.invalid/u.git@0123abc"

@@ -61,7 +61,7 @@ def build_addresses(
     if project is None:
         raise UsageError(
             f"{wanted[0].text[:80]!r} is built into a wheel that lies beside the lock, and there is no folder for it",
-            f"make a project: envforge init DIR, then envforge resolve DIR {wanted[0].name!r}' @ ...'",
+            f"make a project: envforge init DIR, then envforge resolve DIR '{wanted[0].name} @ ...'",
         )
     lines = [f"{request.name} @ {_from(project, request)}" for request in wanted]
     wheels = build_local(lines, project, settings, python=python, base=project)
