@@ -32,7 +32,7 @@ def read_plan(folder: Path) -> Plan | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
+        raise UsageError(f"cannot read {path}: {_why(error)}") from error
     return load_plan(text, str(path))
 
 
@@ -86,20 +86,24 @@ def _pins_of(path: Path) -> tuple[tuple[str, str], ...]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read {path}: {error}", "--from takes a plan, a pylock.toml or a file of pins"
+            f"cannot read {path}: {_why(error)}", "--from takes a plan, a lock or a file of pins"
         ) from error
     if text.lstrip().startswith("{"):
         return kept(plan_of(path))
-    if path.suffix == ".toml":
-        return _pylock_pins(text, path)
+    if path.suffix == ".toml" or re.search(r"^\[\[packages?\]\]", text, re.MULTILINE):
+        return _lock_pins(text, path)
     from envforge.intake import read_requirements
 
     found = [(r.name, r.pinned, r.local) for r in read_requirements(path)[0] if r.pinned]
     return _as_kept(found, None, path)
 
 
-def _pylock_pins(text: str, path: Path) -> tuple[tuple[str, str], ...]:
-    """PEP 751."""
+def _why(error: OSError | UnicodeDecodeError) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else f"it is no UTF-8 text (byte {error.start})"
+
+
+def _lock_pins(text: str, path: Path) -> tuple[tuple[str, str], ...]:
+    """A pylock.toml (PEP 751), or the lock of uv, Poetry or PDM: all list names and versions."""
     import sys
 
     if sys.version_info >= (3, 11):
@@ -110,15 +114,16 @@ def _pylock_pins(text: str, path: Path) -> tuple[tuple[str, str], ...]:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from error
-    rows = data.get("packages")
-    if not isinstance(rows, list) or "lock-version" not in data:
-        raise UsageError(f"{path} is no pylock.toml", "a lock has lock-version and packages")
+    rows = data.get("packages") if "lock-version" in data else data.get("package")
+    if not isinstance(rows, list):
+        raise UsageError(f"{path} is no pylock.toml and no other lock", "a lock has lock-version and packages")
     found = []
     for row in rows:
         name, version = (row.get("name"), row.get("version")) if isinstance(row, dict) else (None, None)
         if isinstance(name, str) and isinstance(version, str):
             public, _, local = version.partition("+")
             found.append((normalise(name), public, local or None))
+    # The lower bound of a range: uv writes the python that it locked for, and any lock holds for its lowest one.
     python = re.search(r"3\.[0-9]+", str(data.get("requires-python", "")))
     return _as_kept(found, python[0] if python else None, path)
 
@@ -128,7 +133,7 @@ def _as_kept(
 ) -> tuple[tuple[str, str], ...]:
     pins = {name: version for name, version, _ in found} if (found := list(found)) else {}
     if not pins:
-        raise UsageError(f"{path} pins nothing", "--from takes a plan, a pylock.toml or a file of pins")
+        raise UsageError(f"{path} pins nothing", "--from takes a plan, a lock or a file of pins")
     variant = next((local for name, _, local in found if name == "torch" and local), None)
     if variant and re.fullmatch(r"cu[0-9]{3}|cpu", variant):
         pins[VARIANT] = variant
@@ -180,7 +185,7 @@ def plan_of(path: Path) -> Plan:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
+        raise UsageError(f"cannot read {path}: {_why(error)}") from error
     try:
         data = json.loads(text)
     except ValueError:

@@ -35,3 +35,18 @@ def test_what_an_earlier_answer_pins_is_not_called_old(capsys: pytest.CaptureFix
     assert data["pins"]["peft"] == "0.14.0" and data["pins"]["transformers"] == "4.49.0"
     told = {w["id"]: w["text"] for w in data["warnings"]}
     assert "old-for-host" not in told and "--upgrade" in told["stale"] and "trl" in told["stale"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("uv.lock", 'version = 1\nrequires-python = ">=3.11"\n[[package]]\nname = "torch"\nversion = "2.6.0+cu124"\n'),
+        ("poetry.lock", '[[package]]\nname = "torch"\nversion = "2.6.0+cu124"\n[metadata]\nlock-version = "2.1"\n'),
+    ],
+)
+def test_locks_of_other_tools_are_starting_points(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    data = answer(capsys, "torch", *A100, "--from", tmp_path / name)
+    assert (data["pins"]["torch"], data["variant"]) == ("2.6.0", "cu124")

@@ -35,7 +35,7 @@ def resolve(
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Never choose what must be compiled.")] = False,
     upgrade: Annotated[list[str] | None, typer.Option(help="Let this package of a project move.")] = None,
     start: Annotated[
-        Path | None, typer.Option("--from", help="Start from this plan, pylock.toml or pinned file: change least.")
+        Path | None, typer.Option("--from", help="Start from this plan, lock or pinned file: change least.")
     ] = None,
     prefer: Annotated[str | None, typer.Option(help="verified: sets with a receipt first.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say for each pin what decided it.")] = False,
