@@ -7,6 +7,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from envforge.ending import ended_as_exit
 from envforge.errors import EnvforgeError
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def run(app: typer.Typer, argv: list[str]) -> int:
         argv = list(argv)
         argv.remove("--debug")
     try:
-        app(args=argv, prog_name="envforge")
+        with ended_as_exit():
+            app(args=argv, prog_name="envforge")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 2)
     except EnvforgeError as error:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from envforge.ending import ended_as_exit
 from envforge.image.engines import ImageInfo, Mount, RunResult
 from envforge.image.engines.podman import (
     MISSING,
@@ -18,7 +19,7 @@ from envforge.image.engines.podman import (
     local_name,
     volume,
 )
-from envforge.image.engines.process import stream, terminated_as_exit
+from envforge.image.engines.process import stream
 from envforge.image.values import Event, Progress, silent
 
 
@@ -95,7 +96,7 @@ class BuildahEngine(PodmanEngine):
 
         if os.environ.get("BUILDAH_ISOLATION") == "chroot":
             network = "host"
-        with terminated_as_exit():
+        with ended_as_exit():
             container = self._call("from", "--pull-never", reference).strip().splitlines()[-1]
             try:
                 command = [self.name, "run", f"--network={network}", *words, container, "--", *argv]

@@ -14,13 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envforge.ending import ended_as_exit
 from envforge.errors import EngineError, EnvforgeError, OutsideError
 from envforge.image.context import write_context, write_secrets
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult, dockerstore
 from envforge.image.engines.dockercli import built_digests, find_client
 from envforge.image.engines.dockersdk import info, short, told, where
 from envforge.image.engines.probe import probe_words, read_probe
-from envforge.image.engines.process import stream, terminated_as_exit
+from envforge.image.engines.process import stream
 from envforge.image.engines.steps import BuildReader
 from envforge.image.failures import explain
 from envforge.image.values import LABEL_ADDRESS, BaseInfo, BuildContext, Event, Progress, silent
@@ -230,7 +231,7 @@ class DockerEngine:
         gpus: bool = False,
         progress: Progress = silent,
     ) -> RunResult:
-        with told(), terminated_as_exit():
+        with told(), ended_as_exit():
             return self._run_container(
                 reference, argv, mounts=mounts, network=network, user=user, env=env, fetch=fetch, gpus=gpus,
                 progress=progress,
@@ -277,7 +278,7 @@ class DockerEngine:
                 container.remove(force=True, v=True)
 
     def ask(self, image: ImageInfo, argv: list[str]) -> RunResult:
-        with told(), terminated_as_exit():
+        with told(), ended_as_exit():
             return self._run_container(image.id, argv, entrypoint=True)
 
     def images(self) -> tuple[ImageInfo, ...]:

@@ -14,12 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from envforge.ending import ended_as_exit
 from envforge.errors import EngineError, OutsideError, UsageError
 from envforge.image.context import write_context, write_secrets
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
 from envforge.image.engines.keyed import key_mounts
 from envforge.image.engines.probe import probe_words, read_probe
-from envforge.image.engines.process import stream, terminated_as_exit
+from envforge.image.engines.process import stream
 from envforge.image.engines.steps import BuildReader
 from envforge.image.failures import explain
 from envforge.image.registry import is_loopback, parse_reference, refusal
@@ -171,7 +172,7 @@ class PodmanEngine:
             lines.append(line)
             progress(Event("line", line))
 
-        with terminated_as_exit():
+        with ended_as_exit():
             container = self._call("create", *words, *argv).strip().splitlines()[-1]
             try:
                 done = stream([self.name, "start", "--attach", container], env=environment(), on_line=on_line)

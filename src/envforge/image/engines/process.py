@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+
+from envforge.ending import ended_as_exit
 
 _TAIL = 400
 _GRACE = 15.0
@@ -45,7 +45,7 @@ def stream(
     tail: deque[str] = deque(maxlen=_TAIL)
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(log.open("a", encoding="utf-8")) if log else None
-        stack.enter_context(terminated_as_exit())
+        stack.enter_context(ended_as_exit())
         child = subprocess.Popen(
             list(argv),
             env=dict(env),
@@ -123,20 +123,3 @@ def _stat(pid: int) -> tuple[int, str]:
         return int(words[1]), words[19]
     except (OSError, IndexError, ValueError):
         return 0, ""
-
-
-@contextlib.contextmanager
-def terminated_as_exit() -> Iterator[None]:
-    """SIGTERM unwinds like an exit inside the block, so that what was started is taken along."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
