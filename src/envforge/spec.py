@@ -146,10 +146,11 @@ def _spec(data: dict[str, Any], path: Path, lines: Any) -> Spec:
     def requests(key: str) -> tuple[Request, ...]:
         found = []
         for i, line in enumerate(data.get(key) or ()):
+            where = f"{path}:{lines.get((key, i), 1)}"
             try:
-                found.append(parse_request(line))
+                found.append(parse_request(line, origin=where))
             except UsageError as error:
-                faults.append(f"{path}:{lines.get((key, i), 1)}: {key} {i + 1}: {error.cause}")
+                faults.append(f"{where}: {key} {i + 1}: {error.cause}")
         return tuple(found)
 
     def hosts() -> tuple[Host, ...]:

@@ -135,3 +135,13 @@ def test_a_line_that_stands_twice_counts_once_where_it_stood_first(tmp_path: Pat
         ("peft", "", f"{path}:3"),
         ("numpy", "<1.26", f"{path}:5"),
     ]
+
+
+def test_a_relative_path_in_a_spec_starts_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from envforge.cli.addresses import _from
+
+    (tmp_path / "image.yaml").write_text('schema: 1\nname: x\nrequests: ["torch", "mine @ ./mine"]\n')
+    monkeypatch.chdir("/")
+    mine = load_spec(tmp_path / "image.yaml").requests[1]
+    assert mine.origin.endswith("image.yaml:3")
+    assert _from(tmp_path, mine) == "./mine"
