@@ -201,11 +201,14 @@ def ranks(enc: Encoding) -> dict[str, int]:
     return {name: number for number, name in enumerate(ordered)}
 
 
+FRAMEWORK = 2
+
+
 def rank_of(enc: Encoding, name: str) -> tuple[int, int]:
     """The total order of decisions: hosts, trainers, frameworks, engines, torch, variant, python, the rest."""
     if name.startswith("host:"):
         return (0, 0)
-    groups = {"trainer": 1, "framework": 2, "engine": 3, "torch": 4, "companion": 7, "library": 8}
+    groups = {"trainer": 1, "framework": FRAMEWORK, "engine": 3, "torch": 4, "companion": 7, "library": 8}
     if name == VARIANT:
         return (5, 0)
     if name == PYTHON:

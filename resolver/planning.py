@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -22,14 +23,15 @@ from envforge.resolver.facts import fact_of
 from envforge.resolver.fixes import core_of, with_line
 from envforge.resolver.hosts import covers, family_floor, key, shipped_driver
 from envforge.resolver.metadata import parse_line
-from envforge.resolver.passes import Found, Loader, Wish, asked_date, search, tier_of
+from envforge.resolver.passes import FRAMEWORK, Found, Loader, Wish, asked_date, rank_of, search, tier_of
 from envforge.resolver.plan import Plan, Reason, Target, Warning_
-from envforge.resolver.request import Request
+from envforge.resolver.request import Request, normalise
 from envforge.resolver.rules import rule_terms, sm_of, violated_terms
 from envforge.resolver.solve import Row
 
 if TYPE_CHECKING:
     from envforge.matrix.model import Matrix, Rule
+    from envforge.matrix.releases import Release
 
 
 def make_plan(matrix: Matrix, wish: Wish, found: Found, load: Loader, light: bool = False) -> Plan:
@@ -222,24 +224,48 @@ def warnings(
         text = _code_note(enc, values, pins, sm)
         if text:
             out.append(Warning_("gpu-code", text))
+    addressed = {request.name for request in enc.requests if request.url}
     for name in pins:
-        if not enc.release(name, values[name]).wheels:
+        if not enc.release(name, values[name]).wheels and name not in addressed:
             out.append(Warning_("source-build", _build_text(enc, name, pins[name], _value(enc, values, VARIANT))))
     for name in enc.left_out:
         if name in enc.domains:
             text = f"{name} is left out: no CPU build of it can be had from here, and its CUDA build fails beside torch"
             out.append(Warning_("companion-left-out", f"{text}'s CPU build"))
+    left_out: set[str] = set()
     for request in enc.requests:
         if request.marker and not python_mask(enc, request.marker) >> values.get(PYTHON, 0) & 1:
             python = _value(enc, values, PYTHON)
-            text = f"{request.text} is left out: its marker does not hold on python {python} and {enc.arch}"
+            text = f"{request.text} is left out: its marker does not hold on python {python}, Linux and {enc.arch}"
             out.append(Warning_("marker-not-met", text))
+            left_out.add(request.text)
+        elif request.url and not request.specifier and request.name in pins:
+            out.append(Warning_("address", _address_text(request, pins[request.name])))
+        for extra in request.extras if request.name in pins and not request.url else ():
+            if not _has_extra(enc.release(request.name, values[request.name]), extra):
+                text = f"{request.name} {pins[request.name]} has no extra [{extra}], or needs nothing for it"
+                out.append(Warning_("unknown-extra", text))
+    if "torch" not in pins and any(rank_of(enc, name)[0] == FRAMEWORK for name in pins):
+        out.append(Warning_("no-torch", "nothing here requires torch, so the answer has none: ask for torch as well"))
     for request in enc.outside:
+        if request.text in left_out:
+            continue
         out.append(
             Warning_("outside-matrix", f"{request.name} is not in the matrix: its own needs join only when locked")
         )
     out += stale(matrix, wish, found, load)
     return tuple(dict.fromkeys(out))
+
+
+def _address_text(request: Request, version: str) -> str:
+    text = f"{request.name} comes from an address: until a lock builds it, it is taken for release {version}"
+    loose = (request.url or "").startswith("git+") and not re.search(r"@[0-9a-f]{40}(#|$)", request.url or "")
+    return text + ("; a lock needs the full commit" if loose else "")
+
+
+def _has_extra(release: Release, extra: str) -> bool:
+    names = (name for line in release.requires for name in re.findall(r"extra\s*==\s*[\"']([^\"']+)", line))
+    return any(normalise(name) == extra for name in names)
 
 
 def _violates(enc: Encoding, rule: Rule, term: tuple[tuple[str, int], ...], values: dict[str, int]) -> bool:

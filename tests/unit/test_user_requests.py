@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_resolve_cli import A100, answer, envforge, machine
@@ -50,3 +51,35 @@ def test_locks_of_other_tools_are_starting_points(
     (tmp_path / name).write_text(text)
     data = answer(capsys, "torch", *A100, "--from", tmp_path / name)
     assert (data["pins"]["torch"], data["variant"]) == ("2.6.0", "cu124")
+
+
+def warned(data: dict[str, Any]) -> dict[str, str]:
+    return {w["id"]: w["text"] for w in data["warnings"]}
+
+
+def test_an_extra_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    told = warned(answer(capsys, "peft[nosuch]", "transformers[torch]", *A100))
+    assert "nosuch" in told["unknown-extra"] and "peft" in told["unknown-extra"] and "[torch]" not in str(told)
+
+
+def test_an_address_is_planned_as_a_release_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is known of a wheel or a commit yet: no word on compiling it, no evidence for it."""
+    wheel = "file:///tmp/flash_attn-2.7.4-cp312-cp312-linux_x86_64.whl"
+    data = answer(capsys, f"flash-attn @ {wheel}", "torch==2.5.1", *A100)
+    told = warned(data)
+    assert "source-build" not in told and f"release {data['pins']['flash-attn']}" in told["address"]
+    data = answer(capsys, "peft @ git+https://example.org/peft@main", *A100)
+    assert "full commit" in warned(data)["address"]
+    assert not any("peft" in cell["cell"] for cell in data["evidence"])
+
+
+def test_a_stack_without_torch_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    data = answer(capsys, "transformers", *A100)
+    assert "torch" not in data["pins"] and "ask for torch" in warned(data)["no-torch"]
+    assert "no-torch" not in warned(answer(capsys, "transformers", "torch", *A100))
+
+
+def test_a_marker_that_does_not_hold_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    data = answer(capsys, "torch", "pywin32; sys_platform == 'win32'", *A100)
+    assert [w["id"] for w in data["warnings"] if "pywin32" in w["text"]] == ["marker-not-met"]
+    assert "Linux" in warned(data)["marker-not-met"]

@@ -137,7 +137,10 @@ def run_resolve(
     else:
         outcome = _locked(matrix, wish, hosts, intake, newer.load, place)
     outcome.answer = with_notes(outcome.answer, newer.notes)
-    outcome.evidence = evidence_for(settings).cells(matrix, outcome.answer.plan)
+    # What an address brings is no release that a receipt could speak of.
+    addressed = {request.name for request in requests if request.url}
+    cells = evidence_for(settings).cells(matrix, outcome.answer.plan)
+    outcome.evidence = tuple(cell for cell in cells if cell.name not in addressed)
     if len(hosts) > 1 and outcome.answer is not None:
         from envforge.resolver.fleet import fleet_plans
 
