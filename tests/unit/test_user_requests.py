@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lock_index import StandIn, quiet
 from test_resolve_cli import A100, answer, envforge, machine
 
 __all__ = ["machine"]  # the fixture that keeps this machine's settings and every index out
@@ -83,3 +84,15 @@ def test_a_marker_that_does_not_hold_is_told_once(capsys: pytest.CaptureFixture[
     data = answer(capsys, "torch", "pywin32; sys_platform == 'win32'", *A100)
     assert [w["id"] for w in data["warnings"] if "pywin32" in w["text"]] == ["marker-not-met"]
     assert "Linux" in warned(data)["marker-not-met"]
+
+
+def test_a_lock_hides_no_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock takes standard output for itself. Stands in: an index on loopback."""
+    quiet(monkeypatch, tmp_path)
+    with StandIn() as index:
+        index.add("simple", "six", "1.16.0")
+        mirrors = ("--mirror", f"index={index.url}/simple", "--mirror", f"torch={index.url}/whl")
+        code, out, err = envforge(capsys, "resolve", "six", "--driver", "none", "--lock", *mirrors)
+    assert code == 0 and "six==1.16.0" in out and "warning (outside-matrix)" in err and "warning" not in out

@@ -396,11 +396,17 @@ def answer_text(outcome: Outcome, format: str, explain: bool) -> str:
     out += [line for line in plan.requests if _plain_name(line) not in plan.pins]
     # Limits, no requirements: as lines of their own pip would install what nobody asked for.
     out += [f"# where it is installed too: {line} (a rule)" for line in plan.constraints]
-    out += [f"# evidence: {line}" for line in evidence_lines(outcome.evidence)]
-    out += [f"# warning ({w.id}): {w.text}" for w in plan.warnings]
-    out += [f"# warning (availability): {note}" for note in outcome.notes]
+    return "\n".join([*out, *(f"# {line}" for line in notes(outcome))]) + "\n"
+
+
+def notes(outcome: Outcome) -> list[str]:
+    """What is known of an answer besides its pins: evidence, warnings, the ways of a fleet; a line each."""
+    plan = outcome.answer.plan
+    out = [f"evidence: {line}" for line in evidence_lines(outcome.evidence)]
+    out += [f"warning ({w.id}): {w.text}" for w in (plan.warnings if plan else ())]
+    out += [f"warning (availability): {note}" for note in outcome.notes]
     if outcome.plans:
         from envforge.resolver.fleet import fleet_text
 
-        out += [f"# {line}" for line in fleet_text(outcome.plans)]
-    return "\n".join(out) + "\n"
+        out += fleet_text(outcome.plans)
+    return out

@@ -48,7 +48,7 @@ def resolve(
     json_: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Select pins that run on the described hosts."""
-    from envforge.cli.answer import Outcome, answer_json, answer_text, run_resolve
+    from envforge.cli.answer import Outcome, answer_json, answer_text, notes, run_resolve
     from envforge.cli.mirrors import chosen_settings
     from envforge.errors import ConflictError, NoError, OutsideError, UsageError
     from envforge.intake import project_of
@@ -94,6 +94,9 @@ def resolve(
         if outcome.lock is not None:
             write_lock(outcome.lock, project)
     text = answer_json(outcome) if json_ else answer_text(outcome, format, explain)
+    if outcome.lock is not None and not json_:
+        # Standard output is the lock's, which has no place for them.
+        typer.echo("\n".join(notes(outcome)), err=True)
     if failure is not None:
         typer.echo(text, nl=not text.endswith("\n"))
         raise failure
