@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -193,6 +194,26 @@ def test_the_record_is_plain(tmp_path: Path) -> None:
     (wheel,) = build_local(["own @ ./own"], tmp_path / "lock", PipSettings(), base=tmp_path)
     rows = json.loads((tmp_path / "lock" / "wheels" / "built.json").read_text(encoding="utf-8"))
     assert rows == [{"name": "own", "version": "1.5", "file": wheel.file, "sha256": wheel.sha256, "source": "own"}]
+
+
+def test_the_folder_of_the_lock_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project(tmp_path / "mine" / "own")
+    url, commit = repository(tmp_path / "repo", name="tool")
+    monkeypatch.chdir(tmp_path)
+    wheels = build_local(["own @ ./own", f"tool @ {url}@{commit}"], Path("mine"), PipSettings(), base=Path("mine"))
+    assert all((tmp_path / "mine" / "wheels" / wheel.file).is_file() for wheel in wheels)
+    assert len(wheels) == 2
+
+
+def test_a_stand_in_of_a_manager_is_no_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pyenv puts on PATH for a Python that is not the chosen one."""
+    shim = tmp_path / "bin" / "python3.99"
+    shim.parent.mkdir()
+    shim.write_text("#!/bin/sh\necho 'pyenv: python3.99: command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{shim.parent}{os.pathsep}{os.environ['PATH']}")
+    project(tmp_path / "own")
+    assert len(build_local(["own @ ./own"], tmp_path / "lock", PipSettings(), base=tmp_path, python="3.99")) == 1
 
 
 def test_another_python_builds_what_is_not_compiled(tmp_path: Path) -> None:

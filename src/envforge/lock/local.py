@@ -72,7 +72,7 @@ def build_local(
             wanted.append((re.sub(r"[-_.]+", "-", parsed.name).lower(), parsed.url))
     if not wanted:
         return ()
-    folder = lock_dir / WHEELS
+    folder = (lock_dir / WHEELS).absolute()  # builds run elsewhere
     old = _read_record(folder)
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -116,7 +116,9 @@ def _build(
     arguments += ["--python", str(python or sys.executable), *index_arguments(settings)]
     places = ["--out-dir", str(out), str(source)]
     result = run_uv([*arguments, *places], env=env, cwd=work, timeout=timeout, uv=uv)
-    stand_in = result.code != 0 and "No interpreter found" in result.words
+    # A manager's stand-in (pyenv) may answer to the name without having that Python.
+    missing = ("No interpreter found", "Failed to inspect Python interpreter")
+    stand_in = result.code != 0 and any(words in result.words for words in missing)
     if stand_in:  # the plan's Python is not on this machine: another one will do, unless something is compiled
         arguments[arguments.index("--python") + 1] = sys.executable
         result = run_uv([*arguments, *places], env=env, cwd=work, timeout=timeout, uv=uv)
