@@ -96,7 +96,8 @@ def resolve(
     text = answer_json(outcome) if json_ else answer_text(outcome, format, explain)
     if outcome.lock is not None and not json_:
         # Standard output is the lock's, which has no place for them.
-        typer.echo("\n".join(notes(outcome)), err=True)
+        for line in notes(outcome):
+            typer.echo(line, err=True)
     if failure is not None:
         typer.echo(text, nl=not text.endswith("\n"))
         raise failure
