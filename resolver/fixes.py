@@ -104,7 +104,7 @@ class _Fixer:
         for way in ways:
             if way.kind in ("drop", "uncapped") and len(found) >= ENOUGH:
                 continue
-            found += self.pinned(way) or self.one(way)
+            found += self.pinned(way) or self.unknown(way) or self.one(way)
         if not found:
             found = self.pairs(ways)
         found.sort(key=lambda way: (way.cost, way.days))
@@ -163,6 +163,28 @@ class _Fixer:
             # How far it goes is how near a release that does it is, not how new the one is that is then taken.
             days = self.days(request.name, request.pinned, near.value(request.name))
             found.append(self.way(way.cost, change, result, days))
+        return found
+
+    def unknown(self, way: Relaxation) -> list[_Way]:
+        """For an exact pin of a release that is not there: the nearest ones that are, where they solve."""
+        request = self.wish.requests[way.request] if way.kind == "range" and way.request is not None else None
+        if request is None or way.request is None or not request.pinned or request.local:
+            return []
+        domain = self.enc.domains[request.name]
+        try:
+            below, above = (domain.mask(f"{sign}{request.pinned}") & domain.all_mask for sign in "<>")
+        except ValueError:  # `===` takes any text
+            return []
+        if domain.mask(request.specifier, prereleases=True):
+            return []
+        found: list[_Way] = []
+        for bit in (below.bit_length() - 1, (above & -above).bit_length() - 1):
+            if bit < 1:
+                continue
+            span = f"=={domain.values[bit - 1]}"
+            result = self.ask(way.request, span, Relaxed())
+            if result is not None and not self.loses_torch(result):
+                found.append(self.way(way.cost, f"{_with_extras(request)}{span}", result))
         return found
 
     def ask(self, index: int, specifier: str, relaxed: Relaxed) -> Found | None:
@@ -244,7 +266,9 @@ class _Fixer:
 
     def loses_torch(self, result: Found) -> bool:
         """An old release may declare no torch at all: that it then "solves" on a GPU helps nobody."""
-        return not self.enc.cpu and "torch" in self.enc.domains and not result.values.get("torch")
+        if self.enc.cpu or result.values.get("torch"):
+            return False
+        return any(row.activates == "torch" and fact_of(row).a not in self.enc.extras for row in self.enc.rows)
 
     def edge(self, request: Request, result: Found) -> str:
         """The release nearest to the new one that a request asks for: how far a fix goes is measured from there."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from lock_index import StandIn, quiet
+from test_resolve import conflict
 from test_resolve_cli import A100, answer, envforge, machine
 
 __all__ = ["machine"]  # the fixture that keeps this machine's settings and every index out
@@ -96,3 +97,15 @@ def test_a_lock_hides_no_warning(
         mirrors = ("--mirror", f"index={index.url}/simple", "--mirror", f"torch={index.url}/whl")
         code, out, err = envforge(capsys, "resolve", "six", "--driver", "none", "--lock", *mirrors)
     assert code == 0 and "six==1.16.0" in out and "warning (outside-matrix)" in err and "warning" not in out
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("peft==0.12.9", "peft==0.12.0"),
+        ("torchvision==0.19.9", "torchvision==0.19.1"),
+        ("transformers==5.99.0", "transformers==5.24.0"),
+    ],
+)
+def test_a_release_that_is_not_there_is_answered_with_the_nearest(line: str, fix: str) -> None:
+    assert fix in [f.change for f in conflict([line], "550.54.15", ("NVIDIA A100-SXM4-80GB",)).fixes]
