@@ -60,8 +60,8 @@ def explain(matrix: Matrix, wish: Wish, enc: Encoding, rows: Sequence[Row], load
     return Conflict(parties(core), statements(enc, core), tuple(_Fixer(matrix, wish, enc, load).fixes(core)))
 
 
-def relaxations(enc: Encoding, rows: Sequence[Row]) -> list[Relaxation]:
-    """Everything in a core that the user could change."""
+def relaxations(enc: Encoding, rows: Sequence[Row], fleet: bool = False) -> list[Relaxation]:
+    """Everything in a core that the user could change; of a fleet, hosts can be left out."""
     found: dict[Hashable, Relaxation] = {}
     for row in rows:
         fact = fact_of(row)
@@ -76,6 +76,8 @@ def relaxations(enc: Encoding, rows: Sequence[Row]) -> list[Relaxation]:
                 found["drop", index] = Relaxation(7, "drop", fact.key, index)
         elif fact.kind == "driver":
             found[fact.key] = Relaxation(2, "driver", fact.key)
+            if fleet:
+                found["apart"] = Relaxation(4, "apart", fact.key)
         elif fact.kind == "option" and fact.a == VARIANT and fact.b != "cuda":
             found[fact.key] = Relaxation(1, "variant", fact.key)
         elif fact.kind == "archive" and fact.b == "no-compile":
@@ -99,7 +101,7 @@ class _Fixer:
 
     def fixes(self, core: Sequence[Row]) -> list[Fix]:
         # Each way is a search of its own; a request of a hundred lines on one package names as many.
-        ways = relaxations(self.enc, core)[:MAX_WAYS]
+        ways = relaxations(self.enc, core, len(self.wish.hosts) > 1)[:MAX_WAYS]
         found: list[_Way] = []
         for way in ways:
             if way.kind in ("drop", "uncapped") and len(found) >= ENOUGH:
@@ -226,8 +228,10 @@ class _Fixer:
                 options = replace(options, pythons=())
             elif way.kind == "uncapped":
                 options = replace(options, allow_uncapped=True)
-            elif way.kind == "gpu" and (others := self.without_gpu(way, hosts)):
+            elif way.kind in ("gpu", "apart") and (others := self.without(way, hosts)):
                 hosts = others
+            elif way.kind == "apart":
+                return []
             else:
                 without.add(way.key)
                 driver = driver or way.kind == "driver"
@@ -259,8 +263,10 @@ class _Fixer:
         made = self.way(max(way.cost for way in ways), " and ".join(c for c in changes if c), result, days)
         return [made]
 
-    def without_gpu(self, way: Relaxation, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-        """The other hosts of a fleet; none where all have the GPU that a fact speaks of."""
+    def without(self, way: Relaxation, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+        """The other hosts of a fleet; none where all have the GPU or the driver that a fact speaks of."""
+        if way.kind == "apart":
+            return tuple(h for h in hosts if h.driver and h.driver != self.enc.driver)
         words = str(way.key[1])  # type: ignore[index]
         return tuple(h for h in hosts if not any(g.sm and sm_name(g.sm) == words for g in h.gpus))
 
@@ -309,9 +315,10 @@ class _Fixer:
         if way.kind == "limit":
             limit = self.wish.options.limits[int(way.key[1])]  # type: ignore[index]
             return f"lift the constraint {limit.text} ({limit.origin})"
-        if way.kind == "gpu":
-            words = str(way.key[1]).removeprefix("host:")  # type: ignore[index]
-            others = self.without_gpu(way, self.wish.hosts)
+        if way.kind in ("gpu", "apart"):
+            sm = str(way.key[1]).removeprefix("host:")  # type: ignore[index]
+            words = sm if way.kind == "gpu" else f"driver {self.enc.driver}"
+            others = self.without(way, self.wish.hosts)
             if others:
                 gone = sorted(h.name for h in self.wish.hosts if h not in others)
                 named = " ".join(f"--exclude {name}" for name in gone[:8])

@@ -55,6 +55,13 @@ def test_one_v100_does_not_drag_the_h100s_down_unseen() -> None:
     assert any("torch" in gain for gain in wider["h100"].gains) and not wider["v100"].gains
 
 
+def test_the_hosts_of_the_oldest_driver_may_be_resolved_apart() -> None:
+    answer = resolve(matrix(), wish(["unsloth"], host(P100), host(H100, count=8)))
+    assert answer.conflict is not None
+    changes = [fix.change for fix in answer.conflict.fixes]
+    assert "resolve the hosts with driver 470.182.03 apart: --exclude p100" in changes
+
+
 def test_each_gpu_is_judged_by_the_driver_of_its_own_host() -> None:
     # B200 needs branch 570, which its own host has; the A100 beside it has 535. One CUDA 12.8 build runs on both.
     found = cover(matrix(), wish(["torch"], host(A100_OLD), host(B200)))
