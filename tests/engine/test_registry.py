@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 from engine_daemon import CannotStart
 from engine_registry import PASSWORD, USER, OwnRegistry, docker_login, own_registry
 from standins import WHEELS, lock_of, make_plan, make_spec, offline, options
 
+from envforge.cli.app import application
+from envforge.cli.run import run
 from envforge.errors import OutsideError, UsageError
+from envforge.image import proofs
+from envforge.image.artifacts import INDEX, MANIFEST, referrers
 from envforge.image.build import build_plan
+from envforge.image.engines import RunResult
 from envforge.image.engines.docker import DockerEngine
 from envforge.image.library import in_registry_books
+from envforge.image.proofs import KIND, get_proof, known_proof, put_proof
 from envforge.image.registry import Registry, RegistryError, in_registry, parse_reference
 from envforge.image.values import BuildResult, Event
 
 pytestmark = [pytest.mark.engine]
+OCI = {"Accept": f"{MANIFEST}, {INDEX}"}
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +98,112 @@ def test_what_was_pushed_is_found_by_tag_and_label_and_not_built_again(
     fetched = build(base_image, tmp_path, "pushed", events, registry=team, tag="mine:1")
     assert (fetched.reused, fetched.here, fetched.digest) == (True, True, first.digest)
     assert not any("installing" in event.text for event in events)
+
+
+class Proving(DockerEngine):
+    """Stands in for the proof, which stand-in packages cannot pass: it leaves a receipt as `verify` does."""
+
+    grade = "full"
+
+    def run(self, reference: str, argv: list[str], **more: Any) -> RunResult:
+        if argv[0] != "verify":
+            return super().run(reference, argv, **more)
+        receipt = {"kind": "receipt", "passed": True, "grade": self.grade, "device": "cpu", "started": "2026-01-01"}
+        return RunResult(0, "passed", json.dumps(receipt).encode())
+
+
+def proven(base: str, tmp: Path, name: str, team: str, engine: DockerEngine, **changes: object) -> BuildResult:
+    """An image that was built, proven and pushed."""
+    (tmp / "model").mkdir(exist_ok=True)
+    (tmp / "model" / "config.json").write_text("{}")
+    made = options(offline(tmp / "wheels", *WHEELS), base=base, registry=team, push=True, verify=True)
+    made = replace(made, model=str(tmp / "model"), **changes)  # type: ignore[arg-type]
+    return build_plan(make_plan(), lock_of(*WHEELS), make_spec(name=name), made, engine=engine)
+
+
+def test_the_receipt_travels_with_the_image(
+    engine: DockerEngine,
+    base_image: str,
+    registry: OwnRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    team = f"{registry.host}/proven"
+    first = proven(base_image, tmp_path, "proven", team, Proving())
+    assert first.registry is not None and first.warnings == ()
+    artifact, image = first.registry["proof"], first.registry["image"]
+    client = Registry(registry.host)
+    remote = client.find(parse_reference(image))
+    assert remote is not None
+    # As any other client of the distribution protocol finds it: a tag that is the digest lists it (no referrers here).
+    place = f"http://{registry.host}/v2/proven/proven/manifests"
+    index = requests.get(f"{place}/sha256-{remote.digest[7:]}", headers=OCI, timeout=30)
+    (row,) = index.json()["manifests"]
+    assert (row["digest"], row["artifactType"], row["annotations"]["envforge.grade"]) == (artifact, KIND, "full")
+    got = requests.get(f"{place}/{artifact}", headers=OCI, timeout=30)
+    assert got.json()["subject"] == {"mediaType": remote.media, "digest": remote.digest, "size": remote.length}
+    receipt = get_proof(client, remote)
+    assert receipt is not None and receipt["image"] == {"digest": first.digest, "address": first.address}
+    assert str(tmp_path) not in json.dumps(receipt), "where the model lies here is nobody's business"
+
+    again = proven(base_image, tmp_path, "proven", team, Proving())
+    assert again.registry == {**first.registry, "pushed": False}
+    assert len(referrers(client, remote)) == 1, "the same receipt is there once"
+
+    # Another machine: no image, no state.
+    forget(engine, first)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other machine"))
+    (book,) = in_registry_books(team, ["proven"])
+    assert (book.name, book.proof) == (image, "full")
+    elsewhere = build(base_image, tmp_path, "proven", registry=team)
+    assert (elsewhere.here, elsewhere.grade) == (False, "full")
+    assert elsewhere.proof is not None and elsewhere.receipt is not None and elsewhere.receipt.is_file()
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "third machine"))
+    assert run(application(), ["images", "adopt", image, "--engine", "docker"]) == 0
+    assert "its receipt says that it was proven (full, 2026-01-01)" in capsys.readouterr().out
+    info = engine.inspect(image)
+    assert info is not None
+    kept_here = known_proof(info)
+    assert kept_here is not None and kept_here[1] == registry.host, "without asking the registry, and still its word"
+    run(application(), ["images", "list", "--engine", "docker"])
+    assert f"{first.reference}" in (listed := capsys.readouterr().out) and "proof full" in listed
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "fourth machine"))
+    run(application(), ["check", image, "--driver", "none", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["proof"] == {"grade": "full", "device": "cpu", "started": "2026-01-01", "from": registry.host}
+    # Beside another image a receipt says nothing.
+    other = replace(remote, config="sha256:" + "0" * 64, digest=remote.digest)
+    put_proof(client, replace(other), {"passed": True, "grade": "full", "kind": "receipt"})
+    assert len(referrers(client, remote)) == 2
+    kept = get_proof(client, remote)
+    assert kept is not None and kept["image"]["digest"] == first.digest
+
+
+def test_a_better_receipt_counts_and_a_registry_without_room_for_it_is_a_warning(
+    engine: DockerEngine, base_image: str, registry: OwnRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = f"{registry.host}/graded"
+    result = proven(base_image, tmp_path, "graded", team, Proving())
+    assert result.registry is not None
+    client = Registry(registry.host)
+    remote = client.find(parse_reference(result.registry["image"]))
+    assert remote is not None
+    put_proof(client, remote, {"passed": True, "grade": "static", "kind": "receipt"})
+    put_proof(client, remote, {"passed": False, "grade": "full", "kind": "receipt"})
+    assert len(referrers(client, remote)) == 3
+    best = get_proof(client, remote)
+    assert best is not None and best["grade"] == "full" and best["passed"]
+
+    def refuse(*args: object, **more: object) -> str:
+        raise RegistryError("no artifacts here (HTTP 415)", denied=False)
+
+    monkeypatch.setattr(proofs, "attach", refuse)
+    late = proven(base_image, tmp_path, "graded", team, Proving())
+    assert late.registry is not None and "proof" not in late.registry
+    assert late.warnings == ("the receipt is not beside the image: no artifacts here (HTTP 415)",)
 
 
 def test_a_tag_of_ours_with_another_address_is_not_taken_for_the_same(

@@ -71,9 +71,13 @@ def check(
                 "could": _could(matrix, have, group) if verdict.ok else [],
             }
         )
+    proven = _proven(what) if what is not None and not Path(what).is_dir() else None
     if json_:
-        typer.echo(json.dumps({"schema": 1, "what": have.where, "kinds": rows}, indent=1, ensure_ascii=False))
+        answer = {"schema": 1, "what": have.where, "proof": proven, "kinds": rows}
+        typer.echo(json.dumps(answer, indent=1, ensure_ascii=False))
     else:
+        if proven is not None:
+            typer.echo(f"proven ({proven['grade']}, on {proven['device']}, {proven['started']}), says {proven['from']}")
         for row in rows:
             names = ", ".join(row["hosts"])
             typer.echo(f"{names} (driver {row['driver'] or 'none'}): {'runs' if row['ok'] else 'does not run'}")
@@ -128,6 +132,18 @@ def _have(what: str | None, files: list[Path], env: Path | None) -> Installed:
     if plan is None:
         raise UsageError(f"{what} holds no plan.json", "give a folder that envforge made, an image, -r FILE or --env")
     return Installed(plan.pins, plan.python, plan.variant, what, plan.requests)
+
+
+def _proven(reference: str) -> dict[str, Any] | None:
+    """The receipt of an image: kept on this machine, or beside it in its registry."""
+    from envforge.image.engines import choose_engine, container_engine
+    from envforge.image.proofs import known_proof
+
+    image = container_engine(choose_engine("auto")).inspect(reference)
+    found = known_proof(image, reference) if image is not None else None
+    if found is None:
+        return None
+    return {key: found[0].get(key) for key in ("grade", "device", "started")} | {"from": found[1]}
 
 
 def _inside(reference: str) -> Installed:

@@ -122,7 +122,10 @@ def adopt(
     typer.echo(f"{result.reference}\n  is what the plan says: python {taken.plan.python}, {len(taken.plan.pins)} pins")
     if taken.name is None:
         typer.echo("  it carries no plan of its own, so build does not find it; build.json names it")
-    typer.echo("  it was not proven here; envforge verify does that inside it")
+    if taken.proof is not None:
+        typer.echo(f"  its receipt says that it was proven ({taken.proof['grade']}, {taken.proof.get('started')})")
+    else:
+        typer.echo("  it was not proven here; envforge verify does that inside it")
 
 
 def export(

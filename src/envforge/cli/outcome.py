@@ -73,6 +73,7 @@ def report(result: BuildResult, gpu: bool) -> str:
         lines.append(f"  proof: passed ({result.grade}), receipt {result.receipt}")
     if result.registry is not None and result.here:
         lines.append(f"  {'pushed as' if result.registry['pushed'] else 'also there as'} {result.registry['image']}")
+        lines += ["  with its receipt beside it"] if result.registry.get("proof") else []
     answer = (proof.get("chat") or {}).get("base")
     if answer:
         lines.append(f"  chat: {proof['chat'].get('prompt')!r} -> {answer!r}")

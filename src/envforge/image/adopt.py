@@ -9,6 +9,7 @@ from typing import Any
 from envforge.errors import DataError, NoError, OutsideError
 from envforge.image.engines import ContainerEngine, ImageInfo
 from envforge.image.library import OURS, plan_of
+from envforge.image.proofs import keep_proof, known_proof
 from envforge.image.registry import Registry, RegistryError, parse_reference
 from envforge.image.values import (
     LABEL_ADDRESS,
@@ -43,6 +44,7 @@ class Adopted:
     plan: Plan
     name: str | None
     registry: dict[str, Any] | None
+    proof: dict[str, Any] | None = None  # a receipt of exactly this image: kept here, or beside it in its registry
 
     def result(self, engine: str, reference: str) -> BuildResult:
         """As a build's result, for build.json."""
@@ -54,7 +56,9 @@ class Adopted:
             reused=True,
             seconds=0.0,
             size=self.image.size,
-            warnings=("adopted: built elsewhere, and not proven here",),
+            warnings=() if self.proof else ("adopted: built elsewhere, and not proven here",),
+            grade=self.proof["grade"] if self.proof else None,
+            proof=self.proof,
             registry=self.registry,
         )
 
@@ -137,7 +141,10 @@ def adopt(
     if carried is not None and carried.pins == wanted.pins and image.labels.get(LABEL_ADDRESS):
         name = _our_name(image, carried)
         image = engine.tag(image, name)
-    return Adopted(image, wanted, name, _in_registry(reference, image))
+    proven = known_proof(image, reference)
+    if proven is not None:
+        keep_proof(proven[0], image.labels[LABEL_ADDRESS], proven[1])
+    return Adopted(image, wanted, name, _in_registry(reference, image), proven[0] if proven else None)
 
 
 def _our_name(image: ImageInfo, plan: Plan) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envforge.errors import OutsideError, UsageError
 from envforge.files import told
@@ -21,6 +21,7 @@ from envforge.image.address import content_address, image_tag
 from envforge.image.base import choose_base, find_base, mirrored, pinned, stage_for
 from envforge.image.context import make_context, write_context
 from envforge.image.engines import Engine, ImageInfo, choose_engine, container_engine
+from envforge.image.proofs import keep_proof
 from envforge.image.prove import Explainer, ModelMaker, check_model, prove, stamp
 from envforge.image.publish import publish, record, shelf_for
 from envforge.image.registry import Remote
@@ -34,6 +35,7 @@ from envforge.image.system import SystemPackages, system_versions
 from envforge.image.values import (
     LABEL_ADDRESS,
     LABEL_EPOCH,
+    LABEL_VARIANT,
     BaseInfo,
     BuildContext,
     BuildOptions,
@@ -120,7 +122,8 @@ def build_plan(
             warnings = (said,) if said is not None else ()
         if found is None and there is not None and not options.rebuild and _timeless(there.labels, options):
             if options.tag is None:
-                return _elsewhere(engine, there, address, start)
+                proof = shelf.proof(there) if shelf is not None else None
+                return _elsewhere(engine, there, address, start, proof, state)
             found = container_engine(engine).pull(there.reference.at(there.digest), progress)
         reused = found is not None
         if found is None:
@@ -162,7 +165,8 @@ def build_plan(
             engine.tag(found, options.tag)
         if options.push:
             try:
-                result = replace(result, registry=publish(options, engine, shelf, named, progress))
+                put, notes = publish(options, engine, shelf, named, progress, result.proof)
+                result = replace(result, registry=put, warnings=(*result.warnings, *notes))
             except OutsideError as error:
                 error.kept = result  # the build itself stands
                 raise
@@ -182,9 +186,16 @@ def _timeless(labels: Mapping[str, str], options: BuildOptions) -> bool:
     return not options.reproducible or labels.get(LABEL_EPOCH) == str(options.epoch or 0)
 
 
-def _elsewhere(engine: Engine, remote: Remote, address: str, start: float) -> BuildResult:
-    """The result where the registry has it: nothing is fetched, whoever runs it does that by its digest."""
+def _elsewhere(
+    engine: Engine, remote: Remote, address: str, start: float, proof: dict[str, Any] | None, state: Path
+) -> BuildResult:
+    """The result where the registry has it: nothing is fetched, whoever runs it does that by its digest.
+
+    proof: the receipt beside it there.
+    """
     where = record(remote.reference, remote.digest, pushed=False)
+    grade = proof["grade"] if proof is not None else None
+    pending = grade == "static" and remote.labels.get(LABEL_VARIANT) != "cpu"
     return BuildResult(
         engine=engine.name,
         reference=where["image"],
@@ -193,6 +204,10 @@ def _elsewhere(engine: Engine, remote: Remote, address: str, start: float) -> Bu
         reused=True,
         seconds=time.monotonic() - start,
         size=remote.size,
+        receipt=keep_proof(proof, address, remote.reference.host, state.parent) if proof is not None else None,
+        grade=grade,
+        proof=proof,
+        pending="the GPU proof is pending: the receipt in the registry is a static one" if pending else None,
         registry=where,
         here=False,
     )

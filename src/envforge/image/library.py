@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from envforge.errors import DataError
 from envforge.image.engines import ImageInfo
-from envforge.image.registry import Registry, in_registry
+from envforge.image.proofs import get_proof
+from envforge.image.registry import Registry, RegistryError, Remote, in_registry
 from envforge.image.render import unpack_plan
 from envforge.image.state import folder_of, proof_of, users
 from envforge.image.values import (
@@ -112,8 +113,17 @@ def in_registry_books(registry: str, stacks: Iterable[str]) -> tuple[Book, ...]:
             address = found.labels.get(LABEL_ADDRESS, "") if found is not None else ""
             if found is not None and address and tag.endswith(f"-{address[:12]}"):
                 image = ImageInfo(found.config, (str(found.reference),), found.labels, found.size, found.created)
-                books.append(Book(image, remote=where.at(found.digest)))
+                books.append(Book(image, _proof(client, found), remote=where.at(found.digest)))
     return tuple(sorted(books, key=lambda book: (book.image.created, book.image.id), reverse=True))
+
+
+def _proof(client: Registry, found: Remote) -> str | None:
+    """The grade of the receipt beside an image; a registry that lets nobody ask has none."""
+    try:
+        receipt = get_proof(client, found)
+    except RegistryError:
+        return None
+    return str(receipt["grade"]) if receipt is not None else None
 
 
 def plan_of(labels: dict[str, str], where: str) -> Plan | None:

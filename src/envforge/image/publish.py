@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from envforge.errors import UsageError
 from envforge.image.engines import ContainerEngine, Engine, ImageInfo, container_engine
+from envforge.image.proofs import get_proof, put_proof
 from envforge.image.registry import HUB, Reference, Registry, RegistryError, Remote, in_registry, parse_reference
 from envforge.image.values import LABEL_ADDRESS, BuildOptions, Event, Progress, silent
 
@@ -31,6 +33,13 @@ class Shelf:
         """
         remote = self.client.find(self.reference)
         return remote if remote is not None and remote.labels.get(LABEL_ADDRESS) == self.address else None
+
+    def proof(self, remote: Remote) -> dict[str, Any] | None:
+        """The receipt beside what is there; None where there is none, or it cannot be had."""
+        try:
+            return get_proof(self.client, remote)
+        except RegistryError:
+            return None
 
     def look(self, pushing: bool, progress: Progress = silent) -> tuple[Remote | None, str | None]:
         """Before a build: what is there, or a warning where that cannot be known.
@@ -108,14 +117,23 @@ def shelf_for(options: BuildOptions, engine: Engine, tag: str, address: str) -> 
 
 
 def publish(
-    options: BuildOptions, engine: Engine, shelf: Shelf | None, image: ImageInfo, progress: Progress
-) -> dict[str, Any]:
-    """Push under our own name and under the one that `--tag` gave, where that names a registry.
+    options: BuildOptions,
+    engine: Engine,
+    shelf: Shelf | None,
+    image: ImageInfo,
+    progress: Progress,
+    proof: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Push under our own name and under the one that `--tag` gave, where that names a registry; the receipt beside it.
+
+    Returns:
+        What `build.json` keeps of it, and warnings: a registry that takes no receipts has the image all the same.
 
     Raises:
         RegistryError: refused or unreachable; the image here keeps its names.
     """
     container = container_engine(engine)
+    told: str | None = None
     found = shelf.put(container, image, progress, over=options.rebuild) if shelf is not None else None
     second = parse_reference(options.tag) if options.tag is not None else None
     if second is not None and second.host != HUB:
@@ -123,6 +141,28 @@ def publish(
             digest = container.push(image, str(second), progress)
         except RegistryError as error:
             raise _kept(error, image) from error
-        found = found or record(second, digest, pushed=True)
+        other = record(second, digest, pushed=True)
+        told = _prove(other, image, proof, progress) if found is not None else None
+        found = found or other
     assert found is not None
-    return found
+    return found, tuple(filter(None, (_prove(found, image, proof, progress), told)))
+
+
+def _prove(found: dict[str, Any], image: ImageInfo, proof: Mapping[str, Any] | None, progress: Progress) -> str | None:
+    """Put the receipt beside the image in the registry; `found` gets the digest of it. Returns a warning, or None."""
+    if proof is None:
+        return None
+    where, warning = parse_reference(found["image"]), None
+    progress(Event("stage", f"putting the receipt beside it in {where.host}"))
+    try:
+        client = Registry(where.host)
+        remote = client.find(where)
+        if remote is None or image.id not in (remote.config, remote.digest):
+            warning = f"{found['image']} is another build of the same plan: the receipt of this one stays here"
+        else:
+            found["proof"] = put_proof(client, remote, proof)
+    except RegistryError as error:
+        warning = f"the receipt is not beside the image: {error.cause}"
+    if warning is not None:
+        progress(Event("stage", f"note: {warning}"))
+    return warning

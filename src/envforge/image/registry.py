@@ -66,7 +66,8 @@ class Remote:
     """An image in a registry.
 
     digest: of its manifest, what `@sha256:...` names. config: of its configuration, which is docker's image id.
-    size: bytes of its layers, compressed. created: ISO, where the configuration says.
+    size: bytes of its layers, compressed. created: ISO, where the configuration says. media, length: kind and bytes of
+    the manifest.
     """
 
     reference: Reference
@@ -75,6 +76,8 @@ class Remote:
     labels: dict[str, str]
     size: int
     created: str = ""
+    media: str = ""
+    length: int = 0
 
 
 class RegistryError(OutsideError):
@@ -163,19 +166,20 @@ class Registry:
             RegistryError: no answer, or a refusal, in the registry's own words.
         """
         name = reference.digest or reference.tag
-        head = self._ask("HEAD", reference, f"manifests/{name}")
+        head = self.ask("HEAD", reference, f"manifests/{name}")
         if head is None:
             return None
-        answer = self._ask("GET", reference, f"manifests/{name}")
+        answer = self.ask("GET", reference, f"manifests/{name}")
         if answer is None:
             return None
         manifest, digest = _json(answer, reference), answer.headers.get("Docker-Content-Digest") or _sha256(answer)
+        media = answer.headers.get("Content-Type", "").partition(";")[0]
         if "manifests" in manifest:
             # One image for several architectures, as buildx makes them; ours are the same plan on one architecture.
             rows = [row for row in manifest["manifests"] if (row.get("platform") or {}).get("os") != "unknown"]
             if not rows:
                 return None
-            inner = self._ask("GET", reference, f"manifests/{rows[0]['digest']}")
+            inner = self.ask("GET", reference, f"manifests/{rows[0]['digest']}")
             if inner is None:
                 return None
             manifest = _json(inner, reference)
@@ -184,12 +188,13 @@ class Registry:
             size = sum(int(layer["size"]) for layer in manifest["layers"])
         except (KeyError, TypeError, ValueError) as error:
             raise RegistryError(f"{reference}: the registry's manifest is of an unknown kind") from error
-        blob = self._ask("GET", reference, f"blobs/{config}")
+        blob = self.ask("GET", reference, f"blobs/{config}")
         if blob is None:
             return None
         data = _json(blob, reference)
         labels = {str(k): str(v) for k, v in ((data.get("config") or {}).get("Labels") or {}).items()}
-        return Remote(reference, digest, config, labels, size, str(data.get("created") or ""))
+        return Remote(reference, digest, config, labels, size, str(data.get("created") or ""), media,
+                      len(answer.content))  # fmt: skip
 
     def tags(self, reference: Reference) -> tuple[str, ...]:
         """All tags of the reference's repository; empty where there is none.
@@ -200,7 +205,7 @@ class Registry:
         found: list[str] = []
         path: str | None = "tags/list?n=1000"
         while path:
-            answer = self._ask("GET", reference, path)
+            answer = self.ask("GET", reference, path)
             if answer is None:
                 break
             found += [str(tag) for tag in _json(answer, reference).get("tags") or ()]
@@ -208,16 +213,33 @@ class Registry:
             path = f"tags/list?{following.partition('?')[2]}" if "?" in following else None
         return tuple(found)
 
-    def _ask(self, method: str, reference: Reference, path: str) -> requests.Response | None:
-        """The answer, None for 'not there'."""
+    def ask(
+        self, method: str, reference: Reference, path: str, *, data: bytes | None = None, kind: str = ""
+    ) -> requests.Response | None:
+        """The answer, None for 'not there'.
+
+        Args:
+            path: below the reference's repository, or where the registry itself pointed to (an address, or a path that
+                begins with a slash). data, kind: what is sent, and its media type.
+
+        Raises:
+            RegistryError: no answer, or a refusal, in the registry's own words.
+        """
+        from urllib.parse import urljoin, urlsplit
+
         import requests
 
         api = _HUB_API if self.host == HUB else self.host
         failure: Exception | None = None
+        there = urlsplit(path)
+        if there.netloc == api:  # behind a proxy, registries name themselves by http
+            path = there._replace(scheme="", netloc="").geturl()
+        elif there.scheme == "http" and not is_loopback(there.netloc):
+            raise RegistryError(f"the registry {self.host} points to {there.netloc} without TLS")
         for scheme in list(self.schemes):
-            url = f"{scheme}://{api}/v2/{reference.path}/{path}"
+            url = urljoin(f"{scheme}://{api}/v2/{reference.path}/", path)
             try:
-                answer = self._send(method, url, reference)
+                answer = self._send(method, url, reference, data, kind)
             except requests.RequestException as error:
                 failure = failure or error
                 continue
@@ -238,13 +260,19 @@ class Registry:
             f"check its name and the network; a certificate of your own belongs in {_CERTS}/{self.host}/ca.crt",
         )
 
-    def _send(self, method: str, url: str, reference: Reference) -> requests.Response:
-        headers = {"Accept": _MANIFESTS}
-        scope = f"repository:{reference.path}:pull"
-        if scope in self._tokens:
+    def _send(
+        self, method: str, url: str, reference: Reference, data: bytes | None = None, kind: str = ""
+    ) -> requests.Response:
+        from urllib.parse import urlsplit
+
+        headers = {"Accept": _MANIFESTS, **({"Content-Type": kind} if kind else {})}
+        scope = f"repository:{reference.path}:pull" + ("" if data is None else ",push")
+        # Where a registry keeps blobs elsewhere, the address that it gave is all that is needed there.
+        own = urlsplit(url).netloc == (_HUB_API if self.host == HUB else self.host)
+        if own and scope in self._tokens:
             headers["Authorization"] = self._tokens[scope]
-        answer = self.session.request(method, url, headers=headers, timeout=TIMEOUT)
-        if answer.status_code != 401:
+        answer = self.session.request(method, url, headers=headers, data=data, timeout=TIMEOUT)
+        if answer.status_code != 401 or not own:
             return answer
         challenge = answer.headers.get("WWW-Authenticate", "")
         authorization = self._authorize(challenge, scope)
@@ -252,7 +280,7 @@ class Registry:
             return answer
         self._tokens[scope] = authorization
         headers["Authorization"] = authorization
-        return self.session.request(method, url, headers=headers, timeout=TIMEOUT)
+        return self.session.request(method, url, headers=headers, data=data, timeout=TIMEOUT)
 
     def _authorize(self, challenge: str, scope: str) -> str | None:
         """The Authorization header that answers a challenge; None where there are no credentials for it."""
