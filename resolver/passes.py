@@ -93,14 +93,15 @@ def _passes(enc: Encoding, wish: Wish, relaxed: Relaxed) -> Found | tuple[Row, .
         freed = {row.activates: fact for row, fact in facts if fact.key in relaxed.without and fact.kind != "gpu"}
         rows = [*kept, *(Row(((name, ABSENT),), fact, name) for name, fact in freed.items() if name)]
     anchor = asked_date(enc, wish)
-    result = solve(_problem(enc, rows, anchor, bool(anchor), relaxed))
+    leads = _leading(enc, wish)
+    result = solve(_problem(enc, rows, anchor, bool(anchor), leads, relaxed))
     if not isinstance(result, Solution):
         return leaves(result)
     if anchor is None:
         # No pin sets the date: what was chosen does, for what nobody named.
-        anchor = _chosen_date(enc, result.values)
+        anchor = _chosen_date(enc, result.values, leads)
         if anchor:
-            second = solve(_problem(enc, rows, anchor, False, relaxed))
+            second = solve(_problem(enc, rows, anchor, False, leads, relaxed))
             if isinstance(second, Solution):
                 result = second
     return Found(enc, result.values, anchor)
@@ -126,10 +127,20 @@ def asked_date(enc: Encoding, wish: Wish) -> str | None:
     return None
 
 
-def _chosen_date(enc: Encoding, values: Mapping[str, int]) -> str | None:
+def _leading(enc: Encoding, wish: Wish) -> frozenset[str]:
+    """The trainers that are taken as new as they come, whatever the date: those that are asked for. Others come with
+    them (unsloth-zoo with unsloth), and all follow a trainer that is pinned, or a date that the user names."""
+    roles = {name: row.role for name, row in enc.matrix.packages.items()}
+    asked = [r for r in enc.requests if roles.get(r.name) == "trainer"]
+    if wish.as_of not in (None, "today") or any(r.pinned for r in asked):
+        return frozenset(r.name for r in asked if r.pinned)
+    return frozenset(r.name for r in asked)
+
+
+def _chosen_date(enc: Encoding, values: Mapping[str, int], leads: frozenset[str]) -> str | None:
     """The date of what was chosen: a trainer with its transformers, else the frameworks or engines that are named."""
     named = {r.name: values.get(r.name, 0) for r in enc.requests}
-    trainer = _date_of(enc, values, ("trainer",))
+    trainer = _date_of(enc, {name: values.get(name, 0) for name in leads} or values, ("trainer",))
     if trainer:
         return max(trainer, _date_of(enc, {"transformers": values.get("transformers", 0)}, ("framework",)) or trainer)
     return (
@@ -152,10 +163,14 @@ def _date_of(enc: Encoding, values: Mapping[str, int], roles: tuple[str, ...]) -
 
 
 def _problem(
-    enc: Encoding, rows: Sequence[Row], as_of: str | None, named_follow: bool, relaxed: Relaxed | None = None
+    enc: Encoding,
+    rows: Sequence[Row],
+    as_of: str | None,
+    named_follow: bool,
+    leads: frozenset[str],
+    relaxed: Relaxed | None = None,
 ) -> Problem:
     named = {r.name for r in enc.requests}
-    packages = enc.matrix.packages
     keep = dict(enc.options.keep)
     directed = relaxed.order if relaxed else {}
 
@@ -183,9 +198,7 @@ def _problem(
             return _from_here(enc, GLIBC, enc.glibc)
         if base in directed:
             return newest_first(name)[:: -1 if directed[base] == "oldest" else 1]
-        row = packages.get(base)
-        trainer = row is not None and row.role == "trainer"
-        if as_of is None or trainer or (base in named and not named_follow) or base not in enc.releases:
+        if as_of is None or base in leads or (base in named and not named_follow) or base not in enc.releases:
             return newest_first(name)
         releases = enc.releases[base]
         before = [i + 1 for i in range(len(releases) - 1, -1, -1) if releases[i].uploaded[:10] <= as_of]

@@ -128,6 +128,27 @@ def test_open_packages_follow_the_date_of_the_pinned_one() -> None:
     assert "setuptools" in answer.undated  # torch 2.13 needs one from after the date
 
 
+@pytest.mark.parametrize(
+    ("version", "below"), [("2025.10.1", "2025.12"), ("2026.3.11", "2026.5"), ("2024.12.4", "2025.2")]
+)
+def test_the_companion_of_a_pinned_trainer_is_of_its_time(version: str, below: str) -> None:
+    """unsloth-zoo has no upper bound; of another year it drags trl and transformers along."""
+    for requests in ([f"unsloth=={version}"], [f"unsloth=={version}", "unsloth-zoo"]):
+        pins = plan(requests, "550.54.15", ("NVIDIA A100-SXM4-80GB",)).pins
+        assert fits(pins["unsloth-zoo"], f"<{below}"), pins
+
+
+def test_a_trainer_that_its_host_holds_back_has_a_companion_of_its_time() -> None:
+    pins = plan(["unsloth"], "550.54.15", ("NVIDIA A100-SXM4-80GB",), glibc="2.17").pins
+    assert pins["unsloth"].startswith("2025.") and pins["unsloth-zoo"].startswith("2025.")
+
+
+def test_a_date_that_the_user_names_is_for_trainers_too() -> None:
+    pins = plan(["unsloth"], "550.54.15", ("NVIDIA A100-SXM4-80GB",), as_of="2025-03-20").pins
+    assert pins["unsloth"].startswith("2025.3.") and pins["unsloth-zoo"].startswith("2025.3.")
+    assert plan(["unsloth"], as_of="today").pins["unsloth"].startswith("2026.")
+
+
 def test_a_leaf_pin_sets_no_date() -> None:
     answer = plan(["torch", "transformers", "numpy==1.26.4"])  # numpy 1.26.4 is of February 2024
     assert answer.pins["numpy"] == "1.26.4" and answer.as_of is not None and answer.as_of > "2026"
