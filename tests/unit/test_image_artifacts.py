@@ -15,9 +15,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from envforge.cli.app import application
+from envforge.cli.run import run
 from envforge.image.artifacts import INDEX, MANIFEST, attach, documents, referrers
 from envforge.image.proofs import get_proof, keep_proof, known_proof, put_proof
 from envforge.image.registry import Registry, RegistryError, Remote, parse_reference
+
+RECEIPTS = Path(__file__).parent.parent / "cases" / "receipts"
 
 
 class Store:
@@ -180,6 +184,42 @@ def test_a_refusal_is_the_registrys_own_and_no_receipt_leaves_in_the_clear(store
     store.login, store.upload_host = False, "http://elsewhere.example"
     with pytest.raises(RegistryError, match="without TLS"):
         put_proof(client, image, RECEIPT)
+
+
+def test_a_receipt_that_a_job_earned_is_put_beside_its_image(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.dumps({"config": {"Labels": {"envforge.address": "ab" * 32}}}).encode()
+    digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
+    store.blobs[digest] = config
+    manifest = json.dumps({"config": {"digest": digest}, "layers": [{"size": 3}]}).encode()
+    reference = f"{store.host}/team/x:1"
+    store.manifests["1"] = (MANIFEST, manifest)
+    by_digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+    file = tmp_path / "receipt-gpu-5.json"
+
+    def attached(**fields: Any) -> tuple[int, str]:
+        recorded = json.loads((RECEIPTS / "no-torch.json").read_text())
+        file.write_text(json.dumps({**recorded, "passed": True, "grade": "full", "first_failure": None, **fields}))
+        code = run(application(), ["images", "attach", reference, str(file)])
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    code, told = attached(image_digest="sha256:" + "9" * 64)
+    assert code == 1 and "9999, and " + reference in told, told
+    assert "without a digest" in attached(image_digest=None)[1]
+    assert "did not pass" in attached(image_digest=digest, passed=False)[1]
+    assert not [name for name in store.manifests if name.startswith("sha256")], "nothing was pushed"
+    for proven in (digest, by_digest):  # what a job knows of its image may be either
+        code, told = attached(image_digest=proven)
+        assert code == 0 and f"team/x@{by_digest}" in told, told
+    client = Registry(store.host)
+    remote = client.find(parse_reference(reference))
+    assert remote is not None
+    found = get_proof(client, remote)
+    assert found is not None and found["grade"] == "full" and found["host"]["os"] == "debian12"
+    del store.manifests["1"]
+    assert attached(image_digest=digest)[0] == 3
 
 
 def test_a_fetched_receipt_is_kept_with_whose_word_it_is(store: Store) -> None:

@@ -20,8 +20,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JS
 
 def register(app: typer.Typer) -> None:
     """Add the command group."""
-    group = typer.Typer(help="The images that were built: list, find, adopt, export, prune.", no_args_is_help=True)
-    for command in (list_, find, adopt, export, prune):
+    group = typer.Typer(
+        help="The images that were built: list, find, adopt, attach, export, prune.", no_args_is_help=True
+    )
+    for command in (list_, find, adopt, attach, export, prune):
         group.command(command.__name__.rstrip("_"))(command)
     app.add_typer(group, name="images")
 
@@ -126,6 +128,26 @@ def adopt(
         typer.echo(f"  its receipt says that it was proven ({taken.proof['grade']}, {taken.proof.get('started')})")
     else:
         typer.echo("  it was not proven here; envforge verify does that inside it")
+
+
+def attach(
+    reference: Annotated[str, typer.Argument(help="The image in its registry.")],
+    receipt: Annotated[Path, typer.Argument(help="A receipt that a job's proof brought home.")],
+    json_: JsonOption = False,
+) -> None:
+    """Put a receipt beside its image in the registry. Exit 1: it did not pass, or is of another image."""
+    import json
+
+    from envforge.cli.verify import read
+    from envforge.image.proofs import put_earned
+
+    proven = read(receipt)
+    remote, artifact = put_earned(_checked(reference), proven)
+    image = remote.reference.at(remote.digest)
+    if json_:
+        typer.echo(json.dumps({"schema": 1, "image": image, "proof": artifact, "grade": proven["grade"]}, indent=1))
+    else:
+        typer.echo(f"{image}\n  has the receipt of its {proven['grade']} proof beside it now")
 
 
 def export(

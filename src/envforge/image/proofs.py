@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from envforge.errors import NoError, OutsideError
 from envforge.files import write_atomic
 from envforge.image.artifacts import attach, documents
 from envforge.image.engines import ImageInfo
@@ -35,6 +36,32 @@ def put_proof(client: Registry, remote: Remote, receipt: Mapping[str, Any]) -> s
     data = json.dumps({**receipt, "image": own}, sort_keys=True, indent=1, ensure_ascii=False).encode()
     notes = {"envforge.grade": str(receipt.get("grade")), "envforge.proven": str(receipt.get("started"))}
     return attach(client, remote, KIND, f"receipt-{receipt.get('grade')}.json", data, notes)
+
+
+def put_earned(reference: str, receipt: Mapping[str, Any]) -> tuple[Remote, str]:
+    """Put a receipt that was earned elsewhere (a job on a GPU node) beside its image; -> the image, and the artifact.
+
+    Raises:
+        NoError: it did not pass, or is of another image. OutsideError: there is no such image. RegistryError: no
+        answer, or a refusal. DataError: no reference.
+    """
+    where = parse_reference(reference)
+    client = Registry(where.host)
+    remote = client.find(where)
+    if remote is None:
+        raise OutsideError(f"there is no image {reference} in its registry", "push it first: envforge build --push")
+    if receipt.get("passed") is not True or receipt.get("grade") not in GRADES:
+        raise NoError("the receipt did not pass", "envforge verify --receipt FILE explains it", id="not-proven")
+    image = receipt.get("image")
+    proven = receipt.get("image_digest") or (image.get("digest") if isinstance(image, dict) else None)
+    if proven not in (remote.config, remote.digest):
+        raise NoError(
+            f"the receipt is of {proven or 'an environment without a digest'}, and {reference} is {remote.digest} "
+            f"(image {remote.config})",
+            "name the image that was proven; jobs tell it to their proof when it is known (--digest)",
+            id="another-image",
+        )
+    return remote, put_proof(client, remote, receipt)
 
 
 def get_proof(client: Registry, remote: Remote) -> dict[str, Any] | None:
