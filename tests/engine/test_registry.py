@@ -19,12 +19,13 @@ from envforge.cli.app import application
 from envforge.cli.run import run
 from envforge.errors import OutsideError, UsageError
 from envforge.image import proofs
-from envforge.image.artifacts import INDEX, MANIFEST, referrers
+from envforge.image.artifacts import INDEX, MANIFEST, documents, referrers
 from envforge.image.build import build_plan
 from envforge.image.engines import RunResult
 from envforge.image.engines.docker import DockerEngine
 from envforge.image.library import in_registry_books
 from envforge.image.proofs import KIND, get_proof, known_proof, put_proof
+from envforge.image.publish import BILL
 from envforge.image.registry import Registry, RegistryError, in_registry, parse_reference
 from envforge.image.values import BuildResult, Event
 
@@ -115,7 +116,8 @@ class Proving(DockerEngine):
 def proven(base: str, tmp: Path, name: str, team: str, engine: DockerEngine, **changes: object) -> BuildResult:
     """An image that was built, proven and pushed."""
     (tmp / "model").mkdir(exist_ok=True)
-    (tmp / "model" / "config.json").write_text("{}")
+    for part in ("config.json", "tokenizer.json", "pytorch_model.bin"):
+        (tmp / "model" / part).write_text("{}")
     made = options(offline(tmp / "wheels", *WHEELS), base=base, registry=team, push=True, verify=True)
     made = replace(made, model=str(tmp / "model"), **changes)  # type: ignore[arg-type]
     return build_plan(make_plan(), lock_of(*WHEELS), make_spec(name=name), made, engine=engine)
@@ -139,7 +141,8 @@ def test_the_receipt_travels_with_the_image(
     # As any other client of the distribution protocol finds it: a tag that is the digest lists it (no referrers here).
     place = f"http://{registry.host}/v2/proven/proven/manifests"
     index = requests.get(f"{place}/sha256-{remote.digest[7:]}", headers=OCI, timeout=30)
-    (row,) = index.json()["manifests"]
+    row, bill = index.json()["manifests"]
+    assert (bill["artifactType"], bill["digest"]) == (BILL, first.registry["sbom"])
     assert (row["digest"], row["artifactType"], row["annotations"]["envforge.grade"]) == (artifact, KIND, "full")
     got = requests.get(f"{place}/{artifact}", headers=OCI, timeout=30)
     assert got.json()["subject"] == {"mediaType": remote.media, "digest": remote.digest, "size": remote.length}
@@ -149,7 +152,7 @@ def test_the_receipt_travels_with_the_image(
 
     again = proven(base_image, tmp_path, "proven", team, Proving())
     assert again.registry == {**first.registry, "pushed": False}
-    assert len(referrers(client, remote)) == 1, "the same receipt is there once"
+    assert len(referrers(client, remote)) == 2, "the same receipt and list are there once"
 
     # Another machine: no image, no state.
     forget(engine, first)
@@ -177,7 +180,7 @@ def test_the_receipt_travels_with_the_image(
     # Beside another image a receipt says nothing.
     other = replace(remote, config="sha256:" + "0" * 64, digest=remote.digest)
     put_proof(client, replace(other), {"passed": True, "grade": "full", "kind": "receipt"})
-    assert len(referrers(client, remote)) == 2
+    assert len(referrers(client, remote)) == 3
     kept = get_proof(client, remote)
     assert kept is not None and kept["image"]["digest"] == first.digest
 
@@ -193,7 +196,7 @@ def test_a_better_receipt_counts_and_a_registry_without_room_for_it_is_a_warning
     assert remote is not None
     put_proof(client, remote, {"passed": True, "grade": "static", "kind": "receipt"})
     put_proof(client, remote, {"passed": False, "grade": "full", "kind": "receipt"})
-    assert len(referrers(client, remote)) == 3
+    assert len(referrers(client, remote)) == 4
     best = get_proof(client, remote)
     assert best is not None and best["grade"] == "full" and best["passed"]
 
@@ -203,7 +206,7 @@ def test_a_better_receipt_counts_and_a_registry_without_room_for_it_is_a_warning
     monkeypatch.setattr(proofs, "attach", refuse)
     late = proven(base_image, tmp_path, "graded", team, Proving())
     assert late.registry is not None and "proof" not in late.registry
-    assert late.warnings == ("the receipt is not beside the image: no artifacts here (HTTP 415)",)
+    assert late.warnings == ("the image is there, and not what is known of it: no artifacts here (HTTP 415)",)
 
 
 def test_a_tag_of_ours_with_another_address_is_not_taken_for_the_same(
@@ -228,7 +231,13 @@ def test_a_name_of_ones_own_can_be_pushed_without_a_registry_setting(
     remote = Registry(registry.host).find(parse_reference(name))
     assert remote is not None
     image = f"{registry.host}/me/thing@{remote.digest}"
+    assert result.registry is not None
+    bill = result.registry.pop("sbom")
     assert result.registry == {"reference": name, "digest": remote.digest, "image": image, "pushed": True}
+    (text,) = documents(Registry(registry.host), remote, BILL)
+    assert json.loads(text)["bomFormat"] == "CycloneDX" and bill in {
+        row["digest"] for row in referrers(Registry(registry.host), remote)
+    }
     with pytest.raises(UsageError, match="no registry is known"):
         build(base_image, tmp_path, "own-name", push=True)
 

@@ -100,7 +100,8 @@ class Diary:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json", "pytorch_model.bin"):
+        (tmp_path / "model" / name).write_text("{}")
     return tmp_path / "model"
 
 

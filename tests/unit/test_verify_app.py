@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from envforge.verify import app, receipt, report
-from envforge.verify.models import ModelMissingError, find_model, known_answer
+from envforge.verify.models import ModelMissingError, find_model, folder_fault, known_answer
 from envforge.verify.record import PASS, SKIP, Check
 from envforge.verify.settings import Settings, read_plan
 from envforge.verify.supervise import Layer
@@ -193,6 +193,44 @@ def test_each_rank_wants_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(app, "probe_torch", lambda: {"cuda": "12.6", "usable": True, "count": 4})
     assert app.main(["--processes", "8", "--layers", "environment"]) == 2
     assert "--processes 8: each wants a GPU, torch sees 4" in capsys.readouterr().err
+
+
+def weights(size: int = 4) -> bytes:
+    head = json.dumps(
+        {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "__metadata__": {"a": "b"}}
+    ).encode()
+    return len(head).to_bytes(8, "little") + head + b"\0" * size
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", b"{", "config.json that cannot be read"),
+        ("config.json", b"[]", "no mapping"),
+        ("tokenizer.json", None, "no tokenizer"),
+        ("model.safetensors", None, "no weights"),
+        ("model.safetensors", weights(3), "cut short"),
+        ("model.safetensors", b"", "has no head"),
+        ("model.safetensors", b"\xff" * 100, "has no head"),
+        ("model.safetensors.index.json", b'{"weight_map": {"w": "model-1.safetensors"}}', "lacks model-1.safetensors"),
+        ("model.safetensors.index.json", b"[]", "cannot be read"),
+        ("model.safetensors.index.json", b'{"weight_map": {"w": "model.safetensors"}}', None),
+    ],
+)
+def test_a_model_that_is_not_whole_is_told_from_a_bad_environment(
+    tmp_path: Path, name: str, content: bytes | None, said: str | None
+) -> None:
+    for file, whole in {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": weights()}.items():
+        (tmp_path / file).write_bytes(whole)
+    assert folder_fault(tmp_path) is None
+    (tmp_path / name).unlink(missing_ok=True)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    if said is None:
+        assert find_model(str(tmp_path), None, tmp_path) == tmp_path.resolve()
+        return
+    with pytest.raises(ModelMissingError, match=said):
+        find_model(str(tmp_path), None, tmp_path)
 
 
 def test_a_receipt_holds_no_invalid_json(tmp_path: Path) -> None:

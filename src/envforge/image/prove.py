@@ -16,6 +16,7 @@ from envforge.errors import EngineError, ModelError, OutsideError, ProofFailedEr
 from envforge.image.engines import Engine, ImageInfo, Mount
 from envforge.image.values import BuildOptions, BuildResult, Event, Grade, Progress
 from envforge.resolver.plan import Plan
+from envforge.verify.models import folder_fault
 
 if TYPE_CHECKING:
     from envforge.spec import Spec
@@ -37,21 +38,16 @@ def stamp() -> str:
 
 
 def check_model(options: BuildOptions) -> None:
-    """Refuse a model folder without a config.json before anything is built.
+    """Refuse a model folder that is not whole before anything is built.
 
     Raises:
         ModelError: it is none.
     """
     model = options.model
-    if (
-        options.verify
-        and model not in (None, SMALL)
-        and _is_folder(model or "")
-        and not (Path(model or "").expanduser() / "config.json").is_file()
-    ):
-        raise ModelError(
-            f"{model} is not a model folder: it has no config.json", "name the folder that holds the model's files"
-        )
+    if not options.verify or model in (None, SMALL) or not _is_folder(model or ""):
+        return
+    if fault := folder_fault(Path(model or "").expanduser()):
+        raise ModelError(f"{model} {fault}", "name the folder that holds the model's files")
 
 
 def prove(

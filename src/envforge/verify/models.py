@@ -28,13 +28,62 @@ def find_model(name: str, revision: str | None, workdir: Path, gguf: str | None 
         return from_gguf(Path(gguf), workdir / "from-gguf")
     path = Path(name)
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelMissingError(f"{path} holds no config.json: not a model folder")
+        if fault := folder_fault(path):
+            raise ModelMissingError(f"{path} {fault}")
         return path.resolve()
     looks_like_id = re.match(r"^[\w.-]+/[\w.-]+$", name) and not name.startswith((".", "/"))
     if not looks_like_id:
         raise ModelMissingError(f"{name} is no folder, and does not look like a hub id (owner/name)")
     return from_hub(name, revision)
+
+
+def folder_fault(folder: Path) -> str | None:
+    """What a model folder lacks, seen without loading it, so that no environment is blamed for it; None when whole."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "holds no config.json: not a model folder"
+    except (OSError, ValueError) as error:
+        return f"holds a config.json that cannot be read: {str(error)[:200]}"
+    if not isinstance(config, dict):
+        return "holds a config.json that is no mapping"
+    names = {path.name for path in folder.iterdir()}
+    if not any(
+        name.startswith(("tok", "vocab", "spiece", "sentencepiece", "tekken")) or name.endswith(".tiktoken")
+        for name in names
+    ):
+        return "holds no tokenizer"
+    indexes = sorted(name for name in names if name.endswith(".index.json"))
+    if not indexes and not any(name.endswith((".safetensors", ".bin")) for name in names):
+        return "holds no weights (*.safetensors or *.bin)"
+    try:
+        for index in indexes:
+            told = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
+            if gone := sorted(set(told) - names):
+                return f"lacks {gone[0]}, which {index} names"
+        for name in sorted(name for name in names if name.endswith(".safetensors")):
+            size, told_size = (folder / name).stat().st_size, safetensors_size(folder / name)
+            if size != told_size:
+                return f"holds a {name} of {size:,} bytes, and its head speaks of {told_size:,}: it was cut short"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"holds weights that cannot be read: {type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+def safetensors_size(file: Path) -> int:
+    """The size in bytes that a .safetensors file says it has: 8 bytes, the head as JSON, then the tensors.
+
+    Source: the format's README, https://github.com/huggingface/safetensors#format.
+
+    Raises:
+        OSError, ValueError: it has no such head.
+    """
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= 100_000_000:
+            raise ValueError(f"{file.name} has no head")
+        head = json.loads(stream.read(length))
+    return 8 + length + max((row["data_offsets"][1] for key, row in head.items() if key != "__metadata__"), default=0)
 
 
 def from_hub(name: str, revision: str | None) -> Path:
