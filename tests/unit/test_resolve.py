@@ -138,6 +138,14 @@ def test_the_companion_of_a_pinned_trainer_is_of_its_time(version: str, below: s
         assert fits(pins["unsloth-zoo"], f"<{below}"), pins
 
 
+def test_torchao_goes_with_a_torch_that_it_can_be_imported_beside() -> None:
+    gpu = ("NVIDIA H100 80GB HBM3",)
+    for torch, torchao in (("2.9.1", "0.18.0"), ("2.5.1", "0.13.0")):
+        assert "torchao" in conflict([f"torchao=={torchao}", f"torch=={torch}"], "580.82.07", gpu).text
+    pins = plan(["unsloth==2026.10.9", "torch==2.6.0", "peft"], "580.82.07", gpu).pins
+    assert fits(pins["torchao"], "<0.18"), pins
+
+
 def test_a_trainer_that_its_host_holds_back_has_a_companion_of_its_time() -> None:
     pins = plan(["unsloth"], "550.54.15", ("NVIDIA A100-SXM4-80GB",), glibc="2.17").pins
     assert pins["unsloth"].startswith("2025.") and pins["unsloth-zoo"].startswith("2025.")
