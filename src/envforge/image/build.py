@@ -165,7 +165,7 @@ def build_plan(
             engine.tag(found, options.tag)
         if options.push:
             try:
-                put, notes = publish(options, engine, shelf, named, progress, result.proof)
+                put, notes = publish(options, engine, shelf, named, progress, result.proof, bill)
                 result = replace(result, registry=put, warnings=(*result.warnings, *notes))
             except OutsideError as error:
                 error.kept = result  # the build itself stands

@@ -115,7 +115,7 @@ def known_proof(image: ImageInfo, reference: str = "") -> tuple[dict[str, Any], 
         if proves(receipt, (image.id,), address):
             return receipt, str(receipt["image"].get("from") or HERE)
     where = parse_reference(reference) if reference and not reference.startswith("sha256:") else None
-    if where is None or where.host == HUB:
+    if where is None or (where.host == HUB and not reference.startswith(f"{HUB}/")):  # else a name of this machine
         return None
     try:
         client = Registry(where.host)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from envforge.errors import UsageError
+from envforge.image.artifacts import attach
 from envforge.image.engines import ContainerEngine, Engine, ImageInfo, container_engine
 from envforge.image.proofs import get_proof, put_proof
 from envforge.image.registry import HUB, Reference, Registry, RegistryError, Remote, in_registry, parse_reference
 from envforge.image.values import LABEL_ADDRESS, BuildOptions, Event, Progress, silent
+
+BILL = "application/vnd.cyclonedx+json"  # as CycloneDX registered it
 
 
 class Shelf:
@@ -123,11 +127,13 @@ def publish(
     image: ImageInfo,
     progress: Progress,
     proof: Mapping[str, Any] | None = None,
+    bill: Path | None = None,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Push under our own name and under the one that `--tag` gave, where that names a registry; the receipt beside it.
+    """Push under our own name and under the one that `--tag` gave, where that names a registry; receipt and bill of
+    materials beside it.
 
     Returns:
-        What `build.json` keeps of it, and warnings: a registry that takes no receipts has the image all the same.
+        What `build.json` keeps of it, and warnings: a registry that takes no artifacts has the image all the same.
 
     Raises:
         RegistryError: refused or unreachable; the image here keeps its names.
@@ -142,27 +148,35 @@ def publish(
         except RegistryError as error:
             raise _kept(error, image) from error
         other = record(second, digest, pushed=True)
-        told = _prove(other, image, proof, progress) if found is not None else None
+        told = _accompany(other, image, proof, bill, progress) if found is not None else None
         found = found or other
     assert found is not None
-    return found, tuple(filter(None, (_prove(found, image, proof, progress), told)))
+    return found, tuple(filter(None, (_accompany(found, image, proof, bill, progress), told)))
 
 
-def _prove(found: dict[str, Any], image: ImageInfo, proof: Mapping[str, Any] | None, progress: Progress) -> str | None:
-    """Put the receipt beside the image in the registry; `found` gets the digest of it. Returns a warning, or None."""
-    if proof is None:
+def _accompany(
+    found: dict[str, Any], image: ImageInfo, proof: Mapping[str, Any] | None, bill: Path | None, progress: Progress
+) -> str | None:
+    """Put receipt and bill of materials beside the image in the registry; `found` gets the digests of what is there.
+
+    Returns a warning, or None: the image is there either way.
+    """
+    if proof is None and bill is None:
         return None
     where, warning = parse_reference(found["image"]), None
-    progress(Event("stage", f"putting the receipt beside it in {where.host}"))
+    progress(Event("stage", f"putting beside it what is known of it, in {where.host}"))
     try:
         client = Registry(where.host)
         remote = client.find(where)
         if remote is None or image.id not in (remote.config, remote.digest):
-            warning = f"{found['image']} is another build of the same plan: the receipt of this one stays here"
+            warning = f"{found['image']} is another build of the same plan: receipt and list of this one stay here"
         else:
-            found["proof"] = put_proof(client, remote, proof)
+            if proof is not None:
+                found["proof"] = put_proof(client, remote, proof)
+            if bill is not None:
+                found["sbom"] = attach(client, remote, BILL, bill.name, bill.read_bytes())
     except RegistryError as error:
-        warning = f"the receipt is not beside the image: {error.cause}"
+        warning = f"the image is there, and not what is known of it: {error.cause}"
     if warning is not None:
         progress(Event("stage", f"note: {warning}"))
     return warning
