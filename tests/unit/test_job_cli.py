@@ -288,6 +288,19 @@ def test_another_job_of_the_same_name_is_not_replaced_while_it_runs(
     assert len((tmp_path / "sbatch-told").read_text().splitlines()) == 2
 
 
+def test_writing_a_submitted_job_again_forgets_nothing(run: Any, tmp_path: Path) -> None:
+    for name, text in (("sbatch", 'echo "7"'), ("squeue", "exit 0"), ("sacct", "exit 1")):
+        program(tmp_path, name, text)
+    words = ["job", "slurm", "a/b:c", "--container-tool", "docker", "-o", tmp_path / "out"]
+    assert run(*words, "--submit", "--", "true")[0] == 0
+    assert run(*words, "--", "true")[0] == 0
+    record = read_record(tmp_path / "out")
+    assert record is not None and (record.state, record.job_id) == ("submitted", "7")
+    assert run(*words, "--", "false")[0] == 0
+    record = read_record(tmp_path / "out")
+    assert record is not None and (record.state, record.job_id) == ("written", None), "another job"
+
+
 def test_the_same_job_from_another_checkout_is_found_with_its_traces(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -250,11 +250,11 @@ def _write(job: Job, named: bool, file: Path | None) -> dict[str, Any]:
     from envforge.files import write_atomic
     from envforge.jobs.kubernetes import SCRIPT
     from envforge.jobs.manifest import dump
-    from envforge.jobs.record import new_record, write_record
+    from envforge.jobs.record import new_record, write_unasked
 
     if not named:
         return _answer(job, script=str(file) if file else None)
-    write_record(new_record(job.spec, "kubernetes", script=SCRIPT, log="%j-rank*.log"))
+    write_unasked(new_record(job.spec, "kubernetes", script=SCRIPT, log="%j-rank*.log"))
     path = Path(job.spec.output) / SCRIPT
     write_atomic(path, dump(job.objects))
     return _answer(job, script=str(path))

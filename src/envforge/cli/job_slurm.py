@@ -172,13 +172,13 @@ def _answer(job: Job, **more: Any) -> dict[str, Any]:
 def _write(job: Job, named: bool) -> dict[str, Any]:
     """The script in the job's folder where one was named, else on stdout."""
     from envforge.files import write_atomic
-    from envforge.jobs.record import new_record, write_record
+    from envforge.jobs.record import new_record, write_unasked
     from envforge.jobs.slurm import SCRIPT
 
     if not named:
         return _answer(job, text=job.script)
     folder = Path(job.spec.output)
-    write_record(new_record(job.spec, "slurm", script=SCRIPT, log="%j.log", extra={"tool": job.tool}))
+    write_unasked(new_record(job.spec, "slurm", script=SCRIPT, log="%j.log", extra={"tool": job.tool}))
     write_atomic(folder / SCRIPT, job.script, 0o755)
     _prepare(job)
     return _answer(job, script=str(folder / SCRIPT))

@@ -6,6 +6,7 @@ killed in between knows that it has to look before it asks again.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 from collections.abc import Mapping
@@ -100,6 +101,19 @@ def write_record(record: Record, folder: Path | None = None) -> Path:
     folder = made_folder(str(folder or record.output))
     write_atomic(folder / RECORD, json.dumps(record.to_json(), indent=1, ensure_ascii=False) + "\n")
     return folder / RECORD
+
+
+def write_unasked(record: Record) -> None:
+    """Keep the record of a job that is only written; one of the same job that was submitted already stays.
+
+    Raises:
+        UsageError, DiskFullError: it cannot be written.
+    """
+    with contextlib.suppress(DataError):  # a damaged one is written anew
+        before = read_record(Path(record.output))
+        if before is not None and before.key == record.key and before.job_id:
+            return
+    write_record(record)
 
 
 def keep_plan(spec: JobSpec) -> None:
