@@ -109,3 +109,59 @@ def test_a_lock_hides_no_warning(
 )
 def test_a_release_that_is_not_there_is_answered_with_the_nearest(line: str, fix: str) -> None:
     assert fix in [f.change for f in conflict([line], "550.54.15", ("NVIDIA A100-SXM4-80GB",)).fixes]
+
+
+# --- what is there already ---------------------------------------------------------------------------------------
+
+
+def check(capsys: pytest.CaptureFixture[str], text: str, tmp_path: Path, *target: str) -> tuple[int, str]:
+    (tmp_path / "pins.txt").write_text(text)
+    code, out, err = envforge(capsys, "check", "-r", tmp_path / "pins.txt", *(target or A100))
+    assert not err, err
+    return code, out
+
+
+def test_a_torch_without_a_label_is_the_build_of_the_default_index(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """torch==2.6.0 from the default index is built for CUDA 12.4; that a cu118 build exists helps no old driver."""
+    old = ("--driver", "470.57.02", "--gpu", "NVIDIA A100-SXM4-80GB")
+    code, out = check(capsys, "torch==2.6.0\n", tmp_path, *old)
+    assert code == 1 and "need driver >=525.60.13" in out and "taken for cu124" in out
+    assert check(capsys, "torch==2.6.0\n", tmp_path, *old, "--variant", "cu118")[0] == 0
+    lines = "--extra-index-url https://download.pytorch.org/whl/cu118\ntorch==2.6.0\n"
+    code, out = check(capsys, lines, tmp_path, *old)
+    assert code == 0 and "taken for" not in out
+    code, out = check(capsys, "torch==2.6.0+cu124\n", tmp_path, "--driver", "none")
+    assert code == 0 and "CUDA build" in out
+
+
+def test_an_environment_tells_the_build_of_its_torch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    site = tmp_path / "lib/python3.11/site-packages"
+    (site / "torch-2.6.0.dist-info").mkdir(parents=True)
+    (site / "torch-2.6.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.6.0\n")
+    (site / "torch").mkdir()
+    (site / "torch/version.py").write_text("__version__ = '2.6.0+cu118'\ncuda: Optional[str] = '11.8'\n")
+    words = ("check", "--env", tmp_path, "--driver", "470.57.02", "--gpu", "NVIDIA A100-SXM4-80GB")
+    assert envforge(capsys, *words)[0] == 0
+    (site / "torch/version.py").write_text("__version__ = '2.6.0+cpu'\ncuda: Optional[str] = None\n")
+    assert "GPUs there stay unused" in envforge(capsys, *words)[1]
+
+
+def test_a_torch_that_nobody_knows_is_no_yes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out = check(capsys, "torch==9.9.0+cu126\ntransformers==4.49.99\nrequests==2.0\n", tmp_path)
+    assert code == 1 and "torch 9.9.0 is not known" in out and "transformers==4.49.99" in out and "requests" not in out
+
+
+def test_a_frozen_environment_has_addresses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = "certifi @ file:///croot/certifi_1707/work/certifi\ntorch==2.5.1+cu124\n"
+    text += "peft @ file:///wheels/peft-0.14.0-py3-none-any.whl\ntrl @ git+https://example.org/trl@abc\n"
+    code, out = check(capsys, text, tmp_path)
+    assert code == 0 and "peft 0.14.0 needs" in out and "not judged" in out and "trl" in out and "certifi" not in out
+
+
+def test_what_is_missing_everywhere_is_said_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text("- {name: a, driver: 550.54.15, gpus: [A100]}\n- {name: b, driver: 580.65.06, gpus: [H100]}\n")
+    code, out = check(capsys, "torch==2.6.0+cu124\n", tmp_path, "--fleet", str(fleet))
+    assert code == 0 and out.count("torch 2.6.0 needs fsspec") == 1

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 IDLE = "its torch is the CPU build: the GPUs there stay unused"
+SLOW = "its torch is a CUDA build: without a GPU it runs on the CPU"
 
 
 def register(app: typer.Typer) -> None:
@@ -44,6 +45,7 @@ def check(
     import json
 
     from envforge.errors import UsageError
+    from envforge.matrix.releases import known_packages
     from envforge.resolver.check import judge
     from envforge.resolver.fleet import kinds
     from envforge.settings import layered_matrix
@@ -55,20 +57,31 @@ def check(
     hosts = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant, exclude).read()
     matrix = layered_matrix()
     rows: list[dict[str, Any]] = []
+    known = set(known_packages())
+    torch = f"torch=={have.pins.get('torch')}"
+    unread = [name for name in have.unread if name in known]
     for group in kinds(hosts):
-        chosen = have.variant or (variant if variant != "auto" else None)
+        with_gpu = any(h.has_gpu for h in group)
+        chosen, notes = _torch_build(matrix, have, group, variant)
         verdict = judge(matrix, have.pins, group, python or have.python, chosen)
+        unknown = [pin for pin in verdict.unknown if pin.partition("==")[0] in known]
+        broken = [{"text": s.text, "source": s.source} for s in verdict.broken]
+        if torch in unknown:
+            text = f"{torch.replace('==', ' ')} is not known here, so nothing can be said of its builds"
+            broken.append({"text": text, "source": "the releases of the matrix"})
+        if "torch" in have.pins and chosen is not None and (chosen == "cpu") == with_gpu:
+            notes.append(IDLE if with_gpu else SLOW)
         rows.append(
             {
                 "hosts": sorted(h.name for h in group),
                 "count": sum(h.count for h in group),
                 "driver": group[0].driver,
-                "ok": verdict.ok,
-                "broken": [{"text": s.text, "source": s.source} for s in verdict.broken],
+                "ok": not broken,
+                "broken": broken,
                 "missing": [{"text": s.text, "source": s.source} for s in verdict.missing],
                 "unknown": list(verdict.unknown),
-                "notes": [IDLE] if chosen == "cpu" and any(h.has_gpu for h in group) else [],
-                "could": _could(matrix, have, group) if verdict.ok else [],
+                "notes": notes,
+                "could": _could(matrix, have, group) if not broken else [],
             }
         )
     proven = _proven(what) if what is not None and not Path(what).is_dir() else None
@@ -78,19 +91,40 @@ def check(
     else:
         if proven is not None:
             typer.echo(f"proven ({proven['grade']}, on {proven['device']}, {proven['started']}), says {proven['from']}")
+        missing = [row["missing"] for row in rows]
+        everywhere = missing[0] if missing.count(missing[0]) == len(missing) > 1 else []
         for row in rows:
             names = ", ".join(row["hosts"])
             typer.echo(f"{names} (driver {row['driver'] or 'none'}): {'runs' if row['ok'] else 'does not run'}")
             for statement in row["broken"]:
                 typer.echo(f"  {statement['text']}")
-            for statement in row["missing"]:
+            for statement in row["missing"] if not everywhere else ():
                 typer.echo(f"  not there: {statement['text']}")
             for note in row["notes"]:
                 typer.echo(f"  {note}")
             if row["could"]:
                 typer.echo(f"  resolved anew it could have {', '.join(row['could'])}")
+        for statement in everywhere:
+            typer.echo(f"not there: {statement['text']}")
+        if unjudged := dict.fromkeys([*unread, *(pin for pin in unknown if pin != torch)]):
+            typer.echo(f"not judged, because the version is not known: {', '.join(unjudged)}")
     if not all(row["ok"] for row in rows):
         raise typer.Exit(1)
+
+
+def _torch_build(
+    matrix: Matrix, have: Installed, group: tuple[Host, ...], variant: str
+) -> tuple[str | None, list[str]]:
+    """The build of torch that is there, and the note on how it is known where nothing names it."""
+    from envforge.lock import default_variants
+    from envforge.resolver.encoding import minor_of
+
+    if have.variant or variant != "auto" or "torch" not in have.pins:
+        return have.variant or (variant if variant != "auto" else None), []
+    version = have.pins["torch"]
+    found = default_variants(group[0].arch, matrix).get(minor_of(version))
+    note = f"torch {version} names no build: taken for {found}, as of the default index (--variant names another)"
+    return found, [note] if found else []
 
 
 def _could(matrix: Matrix, have: Installed, group: tuple[Host, ...]) -> list[str]:
@@ -115,6 +149,9 @@ def _could(matrix: Matrix, have: Installed, group: tuple[Host, ...]) -> list[str
 
 
 def _have(what: str | None, files: list[Path], env: Path | None) -> Installed:
+    import re
+    from dataclasses import replace
+
     from envforge.errors import UsageError
     from envforge.installed import Installed, from_prefix, from_requests
     from envforge.intake import read_requirements
@@ -124,7 +161,12 @@ def _have(what: str | None, files: list[Path], env: Path | None) -> Installed:
         return from_prefix(env)
     if files:
         requests = [request for path in files for request in read_requirements(path)[0]]
-        return from_requests(requests, ", ".join(map(str, files)))
+        have = from_requests(requests, ", ".join(map(str, files)))
+        # A file that names the index of one build gets its torch from there.
+        indexes = {
+            m for path in files for m in re.findall(r"/whl/(cu[0-9]{3}|cpu)\b", path.read_text(errors="replace"))
+        }
+        return replace(have, variant=indexes.pop()) if have.variant is None and len(indexes) == 1 else have
     assert what is not None
     if not Path(what).is_dir():
         return _inside(what)
