@@ -232,7 +232,8 @@ def _builds_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[
         have = gpu_only
     beside = f" (it belongs to torch {fact.data})" if fact.a != "torch" and fact.data and len(rows) == 1 else ""
     where = "" if enc.arch == "x86_64" else f" on {enc.arch}"
-    return f"{who} is built for {_labels(enc, have)} only{where}{beside}"
+    useless = "" if enc.cpu or gpu_only else ", and the target has a GPU"
+    return f"{who} is built for {_labels(enc, have)} only{where}{beside}{useless}"
 
 
 def _code_sentence(enc: Encoding, fact: Fact, rows: list[Row], asked: Mapping[str, int]) -> str:

@@ -105,10 +105,13 @@ def _undated(enc: Encoding, pins: dict[str, str], as_of: str | None) -> tuple[st
 
 
 def driver_floor(matrix: Matrix, variant: str, enc: Encoding, pins: dict[str, str]) -> str | None:
-    """The lowest driver that the plan runs on: the family floor, or the toolkit's own where only PTX fits a GPU."""
+    """The lowest driver that the plan runs on: the family floor, the toolkit's own where only PTX fits a GPU, or with
+    cuda-compat the driver that the plan is for."""
     cuda = variant_cuda(variant)
     if cuda is None:
         return None
+    if tier_of(matrix, variant, enc.driver) == "forward":
+        return enc.driver
     floor = family_floor(matrix, key(cuda)[0])
     build = next(
         (
@@ -151,10 +154,16 @@ def reasons(enc: Encoding, values: dict[str, int], as_of: str | None) -> dict[st
         blocked = _capped(enc, values, name, touching)
         if blocked:
             found.append(blocked)
-        elif name in enc.releases and as_of and bit < len(enc.domains[name].values):
+        elif name in enc.releases and as_of and _newest_of_its_time(enc, name, bit, as_of):
             found.append(Reason(f"the newest that was current on {as_of}", "coherence date"))
         result["variant" if name == VARIANT else name] = tuple(dict.fromkeys(found))[:6]
     return result
+
+
+def _newest_of_its_time(enc: Encoding, name: str, bit: int, as_of: str) -> bool:
+    """There are newer releases, and all of them came after the date."""
+    newer = enc.releases[name][bit:]
+    return bool(newer) and all(release.uploaded[:10] > as_of for release in newer)
 
 
 def _holds(row: Row, values: dict[str, int], besides: str) -> bool:

@@ -115,6 +115,18 @@ def test_forward_compatibility_is_for_data_centre_gpus_only() -> None:
     assert "535" in conflict(["torch>=2.15"], "535.230.02", ("sm_80",)).text  # unnamed: nobody knows that it may
 
 
+def test_a_plan_for_cuda_compat_runs_on_the_driver_that_it_was_made_for() -> None:
+    """Preflight, proof and jobs hold nodes against the floor: the toolkit's own would refuse every host of the plan."""
+    made = plan(["torch>=2.15"], "535.230.02", ("NVIDIA A100-SXM4-80GB",))
+    assert (made.tier, made.target.driver_floor) == ("forward", "535.230.02")
+
+
+def test_reasons_claim_no_date_for_a_pin() -> None:
+    made = plan(["transformers==4.46.0", "peft"], "550.54.15", ("NVIDIA A100-SXM4-80GB",))
+    assert not any("was current on" in reason.text for reason in made.reasons["transformers"])
+    assert any("was current on" in reason.text for reason in made.reasons["peft"])
+
+
 def test_a_cpu_plan_has_no_cuda_parts() -> None:
     answer = plan(["torch==2.13.0", "transformers==5.17.0"])
     assert (answer.variant, answer.tier, answer.cuda, answer.target.driver_floor) == ("cpu", "cpu", None, None)
@@ -216,6 +228,12 @@ def test_explanations_speak_of_packages_and_fixes_exist(
         assert internal not in found.text.replace("narrow", "").replace("throw", "").replace("grow", "")
     for fix in found.fixes:
         assert "then" in fix.text or "leave" in fix.change
+
+
+def test_a_build_that_only_a_cpu_could_use_says_that_there_is_a_gpu() -> None:
+    host = known(make_host("h", "560.35.05", ("NVIDIA GH200 480GB",), arch="aarch64"), matrix())
+    answer = resolve(matrix(), Wish((parse_request("torch==2.4.1"),), (host,)))
+    assert answer.conflict is not None and "GPU" in answer.conflict.text
 
 
 def test_a_fix_of_the_request_really_solves() -> None:

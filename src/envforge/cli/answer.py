@@ -298,7 +298,8 @@ def _reasons(outcome: Outcome) -> dict[str, tuple[Reason, ...]]:
     plan, more = outcome.answer.plan, outcome.explained
     rows = dict(plan.reasons) if plan else {}
     for name, found in more.items():
-        rows[name] = (*(r for r in rows.get(name, ()) if " is refused: " not in r.text), *found)
+        own = (r for r in rows.get(name, ()) if " is refused: " not in r.text and r.source != "coherence date")
+        rows[name] = (*own, *found)
     return dict(sorted(rows.items()))
 
 
