@@ -10,6 +10,28 @@ from pathlib import Path
 
 from envforge.errors import DiskFullError, OutsideError, UsageError
 
+LOCK = "requirements.txt"
+LOCK_HEAD = "# envforge lock"  # how each of ours begins
+
+
+def check_lock_place(folder: Path) -> None:
+    """Before a lock is written.
+
+    Raises:
+        UsageError: the folder has a requirements.txt that is somebody's own.
+    """
+    path = folder / LOCK
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            head = stream.read(len(LOCK_HEAD))
+    except OSError:
+        return  # none, or the writing says why not
+    if head not in ("", LOCK_HEAD):
+        raise UsageError(
+            f"{path} is no lock of envforge, and one would replace it",
+            "give it another name (and that name to -r), or choose another folder",
+        )
+
 
 def no_space(error: OSError) -> bool:
     """Is the disk, or the user's share of it, full?"""

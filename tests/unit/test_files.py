@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from envforge.errors import DiskFullError, UsageError
-from envforge.files import write_atomic
+from envforge.files import LOCK_HEAD, check_lock_place, write_atomic
+from envforge.image.engines.venv import MARKER, VenvEngine
 
 
 def test_a_pipe_is_written_into_and_stays_one(tmp_path: Path) -> None:
@@ -39,3 +40,26 @@ def test_a_folder_in_the_way_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
         write_atomic(tmp_path / "out", "answer")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_somebodys_own_requirements_are_not_replaced_by_a_lock(tmp_path: Path) -> None:
+    check_lock_place(tmp_path / "none")
+    check_lock_place(tmp_path)
+    (tmp_path / "requirements.txt").write_text("torch\n")
+    for check in (check_lock_place, lambda folder: VenvEngine(folder).check_folder()):
+        with pytest.raises(UsageError, match=r"requirements\.txt is no lock of envforge"):
+            check(tmp_path)
+    (tmp_path / "requirements.txt").write_text(f"{LOCK_HEAD}: Python 3.12\n")
+    check_lock_place(tmp_path)
+    VenvEngine(tmp_path).check_folder()
+
+
+def test_somebodys_own_environment_is_not_replaced(tmp_path: Path) -> None:
+    env = tmp_path / "env"
+    env.mkdir()
+    VenvEngine(tmp_path).check_folder()
+    (env / "pyvenv.cfg").write_text("mine")
+    with pytest.raises(UsageError, match="env was not made by envforge"):
+        VenvEngine(tmp_path).check_folder()
+    (env / MARKER).write_text("{}")
+    VenvEngine(tmp_path).check_folder()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from envforge.cli import target as t
 from envforge.cli.mirrors import CaOption, MirrorOption
-
-if TYPE_CHECKING:
-    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -68,8 +65,10 @@ def build(
     from envforge.errors import UsageError
     from envforge.image.build import build_plan
     from envforge.image.engines import choose_engine
+    from envforge.image.engines.venv import VenvEngine
     from envforge.image.registry import RegistryError
     from envforge.image.values import BuildOptions, BuildResult
+    from envforge.intake import project_of
     from envforge.settings import load_settings
 
     if push and no_verify:
@@ -79,7 +78,18 @@ def build(
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
     with stage_printer(sys.stderr) as progress:
         # Asked first: whoever has no engine should not wait for the lock to hear it.
+        place = output or project_of(request or [])
         chosen = choose_engine(engine, output)
+        if chosen.name == "venv":
+            if place is None:
+                raise UsageError(
+                    "no container engine answers, and the venv engine needs a folder to build in"
+                    if engine == "auto"
+                    else "the venv engine needs a folder to build in",
+                    "name one: --output DIR",
+                )
+            chosen = folder = VenvEngine(place)
+            folder.check_folder()
         begun = start(
             chosen,
             request or [],
@@ -94,11 +104,6 @@ def build(
             progress=progress,
         )
         found = begun.found
-        place = output or found.project
-        if chosen.name == "venv":
-            if place is None:
-                raise UsageError("the venv engine needs a folder to build in", "name one: --output DIR")
-            chosen = choose_engine("venv", place)
         options = BuildOptions(
             source=found.source,
             engine=engine,

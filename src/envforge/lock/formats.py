@@ -12,6 +12,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from envforge.errors import DataError, OutsideError
+from envforge.files import LOCK_HEAD
 from envforge.lock.settings import redact
 
 if sys.version_info >= (3, 11):
@@ -166,7 +167,7 @@ def requirements_text(
 
     pip and uv read it (`--require-hashes`); hashes make it safe that they look at all indexes alike.
     """
-    lines = [f"# envforge lock: Python {python}, {variant}, {platform}"]
+    lines = [f"{LOCK_HEAD}: Python {python}, {variant}, {platform}"]
     if torch_index:
         lines.append(f"--extra-index-url {redact(torch_index)}")
     if local:

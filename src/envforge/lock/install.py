@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envforge.errors import DataError, DiskFullError, OutsideError
+from envforge.files import check_lock_place
 from envforge.lock.formats import PYLOCK, REQUIREMENTS, Lock, read_requirements
 from envforge.lock.runner import find_uv
 from envforge.lock.settings import TORCH, PipSettings, index_arguments, uv_environment
@@ -18,8 +19,10 @@ def write_lock(lock: Lock, folder: Path) -> tuple[Path, Path]:
     """Writes requirements.txt and pylock.toml into a folder, each atomically. -> their paths.
 
     Raises:
+        UsageError: as of `check_lock_place`.
         DiskFullError, OutsideError: they cannot be written; nothing half-written remains.
     """
+    check_lock_place(folder)
     paths = (folder / REQUIREMENTS, folder / PYLOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)

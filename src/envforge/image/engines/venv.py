@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from envforge.errors import EngineError, OutsideError, UsageError
-from envforge.files import told
+from envforge.files import check_lock_place, told
 from envforge.image.context import uv_binary, write_context
 from envforge.image.engines import EngineStatus, ImageInfo, Mount, RunResult
 from envforge.image.engines.process import stream
@@ -50,6 +50,21 @@ class VenvEngine:
         if self.output is None:
             raise UsageError("the venv engine needs a folder to build in", "name one: --output DIR")
         return self.output
+
+    def check_folder(self) -> None:
+        """Before anything is done.
+
+        Raises:
+            UsageError: the folder holds an environment or a requirements.txt that is not ours.
+        """
+        env = self.folder / "env"
+        if (env / MARKER).is_file():
+            return
+        if env.is_symlink() or env.is_file() or (env.is_dir() and any(env.iterdir())):
+            raise UsageError(
+                f"{env} was not made by envforge, and would be replaced", "move it away, or name another --output DIR"
+            )
+        check_lock_place(self.folder)
 
     def available(self) -> EngineStatus:
         try:
@@ -125,6 +140,7 @@ class VenvEngine:
         from filelock import FileLock
 
         folder = self.folder
+        self.check_folder()
         with told(folder):
             folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(folder / ".envforge.lock")
