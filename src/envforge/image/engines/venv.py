@@ -58,8 +58,8 @@ class VenvEngine:
             UsageError: the folder holds an environment or a requirements.txt that is not ours.
         """
         env = self.folder / "env"
-        if (env / MARKER).is_file():
-            return
+        if (env / MARKER).is_file() or (self.folder / "bin" / "envforge-entrypoint").is_file():
+            return  # ours, whole or damaged
         if env.is_symlink() or env.is_file() or (env.is_dir() and any(env.iterdir())):
             raise UsageError(
                 f"{env} was not made by envforge, and would be replaced", "move it away, or name another --output DIR"
