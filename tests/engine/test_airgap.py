@@ -122,7 +122,8 @@ def test_a_rendered_bundle_builds_by_hand_to_the_same_address(
     with (tmp_path / "base.tar").open("wb") as archive:  # the command that render names
         subprocess.run(["tar", "-C", str(bundle / "base"), "-c", "."], stdout=archive, check=True)
     engine.load(tmp_path / "base.tar")
-    argv = [str(find_client().path), "build", "--network=none", "--secret", "id=uv.toml,src=uv.toml", "--tag=by-hand"]
+    tag = json.loads(done.stdout)["tag"]
+    argv = [str(find_client().path), "build", "--network=none", "--secret", "id=uv.toml,src=uv.toml", f"--tag={tag}"]
     built = subprocess.run(
         [*argv, "."],
         cwd=tmp_path / "context",
@@ -132,13 +133,13 @@ def test_a_rendered_bundle_builds_by_hand_to_the_same_address(
         check=False,
     )
     assert built.returncode == 0, built.stderr[-3000:]
-    info = engine.inspect("by-hand")
-    assert info is not None and info.labels[LABEL_ADDRESS].startswith(json.loads(done.stdout)["tag"].rpartition("-")[2])
+    info = engine.inspect(tag)
+    assert info is not None and info.labels[LABEL_ADDRESS].startswith(tag.rpartition("-")[2])
     words = ("build", "--wheelhouse", str(bundle), "--engine", "docker", "--network", "none", "--no-verify", "--json")
     found = envforge(*words, cut=True)
     assert found.returncode == 0, found.stderr[-3000:]
-    assert json.loads(found.stdout)["reused"], "build finds it by its address"
-    engine.client.images.remove("by-hand")
+    result = json.loads(found.stdout)
+    assert (result["reused"], result["digest"]) == (True, info.id), "build finds it by its address"
 
 
 def test_the_project_of_a_bundle_may_be_named_and_nothing_else(packed: tuple[Path, Path], engine: DockerEngine) -> None:
