@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envforge.errors import DiskFullError, UsageError
+from envforge.errors import DiskFullError, OutsideError, UsageError
 from envforge.files import LOCK_HEAD, check_lock_place, write_atomic
 from envforge.image.engines.venv import MARKER, VenvEngine
 
@@ -63,3 +63,11 @@ def test_somebodys_own_environment_is_not_replaced(tmp_path: Path) -> None:
         VenvEngine(tmp_path).check_folder()
     (env / MARKER).write_text("{}")
     VenvEngine(tmp_path).check_folder()
+
+
+def test_a_cache_that_cannot_be_kept_is_no_missing_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    for ask in (VenvEngine().pythons, lambda: VenvEngine().base("", "3.12")):
+        with pytest.raises(OutsideError, match="uv cannot keep its cache"):
+            ask()

@@ -185,6 +185,12 @@ def explain_failure(result: UvResult, settings: PipSettings) -> EnvforgeError:
         return DiskFullError(
             f"the disk filled up while uv worked:\n{said}", "free space, or set UV_CACHE_DIR elsewhere"
         )
+    if "Failed to initialize cache" in words:
+        return OutsideError(
+            f"uv cannot keep its cache:\n{said}",
+            "set XDG_CACHE_HOME (or UV_CACHE_DIR) to a folder that can be written",
+            id="uv-cache",
+        )
     address = refused(words)
     if address:
         return IndexUnreachableError(

@@ -306,7 +306,13 @@ def _ask(argv: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineError(f"{argv[0]} does not answer: {error}") from error
     if answer.returncode != 0:
-        raise EngineError(answer.stderr.strip() or f"{argv[0]} failed")
+        said = answer.stderr.strip().removeprefix("error: ") or f"{argv[0]} failed"
+        # Of uv's own needs only one can fail here, and then no Python is to blame.
+        if "Failed to initialize cache" in said:
+            raise OutsideError(
+                f"uv cannot keep its cache: {said}", "set XDG_CACHE_HOME to a folder that can be written"
+            )
+        raise EngineError(said)
     return answer.stdout
 
 
