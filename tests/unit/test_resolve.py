@@ -159,7 +159,7 @@ def test_torchao_goes_with_a_torch_that_it_can_be_imported_beside() -> None:
 
 
 def test_the_first_vllm_wheels_go_with_the_torch_that_they_are_linked_to() -> None:
-    """They declare no upper bound: torch 2.6 got a vllm of 2023 that does not load, not the one that was made for it."""
+    """They declare no upper bound: torch 2.6 got a vllm of 2023 that does not load, not the one made for it."""
     assert fits(plan(["vllm", "torch==2.6.0"], "550.54.15", ("NVIDIA A100-SXM4-80GB",)).pins["vllm"], ">=0.8,<0.9")
     for requests in (["vllm==0.2.5", "torch==2.2.2"], ["vllm==0.2.2", "torch==2.0.1"], ["vllm==0.1.7", "torch==2.1.2"]):
         assert "vllm" in conflict(requests, "550.54.15", ("NVIDIA A100-SXM4-80GB",)).text
