@@ -165,3 +165,8 @@ def test_what_is_missing_everywhere_is_said_once(capsys: pytest.CaptureFixture[s
     fleet.write_text("- {name: a, driver: 550.54.15, gpus: [A100]}\n- {name: b, driver: 580.65.06, gpus: [H100]}\n")
     code, out = check(capsys, "torch==2.6.0+cu124\n", tmp_path, "--fleet", str(fleet))
     assert code == 0 and out.count("torch 2.6.0 needs fsspec") == 1
+
+
+def test_why_says_no_yes_to_what_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = envforge(capsys, "matrix", "why", "torch==9.9")
+    assert code == 0 and out.startswith("not known:") and "torch==9.9" in out

@@ -82,7 +82,8 @@ def why(
             }
         )
     else:
-        typer.echo("yes: nothing in the matrix stands against it" if verdict.ok else "no:")
+        known = "yes: nothing in the matrix stands against it" if not verdict.unknown else "not known:"
+        typer.echo(known if verdict.ok else "no:")
         for statement in verdict.broken:
             _told(statement)
         if verdict.ok:
