@@ -111,6 +111,22 @@ def test_a_release_that_is_not_there_is_answered_with_the_nearest(line: str, fix
     assert fix in [f.change for f in conflict([line], "550.54.15", ("NVIDIA A100-SXM4-80GB",)).fixes]
 
 
+def test_fixes_of_a_closure_that_failed_are_not_promised(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages outside the matrix speak only when locked. Stands in: an index on loopback."""
+    quiet(monkeypatch, tmp_path)
+    with StandIn() as index:
+        index.add("simple", "odd", "1.0", "rich<13")
+        for version in ("14.2.0", "12.6.0"):
+            index.add("simple", "rich", version)
+        mirrors = ("--mirror", f"index={index.url}/simple", "--mirror", f"torch={index.url}/whl")
+        words = ("resolve", "odd", "rich==14.2.0", "--driver", "none", "--python", "3.12", "--lock", *mirrors)
+        code, _, err = envforge(capsys, *words)
+    assert code == 1 and "rich 14.2.0 cannot be installed" in err, err
+    assert "may do" in err and "not been tried" in err
+
+
 # --- what is there already ---------------------------------------------------------------------------------------
 
 

@@ -56,7 +56,11 @@ class Outcome:
         assert conflict is not None
         if not conflict.fixes:
             return "no single change to the request or the host was found that solves it"
-        return "any one of these would do:\n" + "\n".join(f"  {f.text}" for f in conflict.fixes)
+        head = "any one of these would do:"
+        if any(s.kind == "learned" for s in conflict.statements):
+            # What refused is outside the matrix, and only a lock would tell whether it refuses these too.
+            head = "any one of these may do; their closures have not been tried:"
+        return f"{head}\n" + "\n".join(f"  {f.text}" for f in conflict.fixes)
 
 
 class _Place:
