@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,6 +43,23 @@ def test_the_proofs_exit_code_is_ours(
     assert out[:4] == ["arg -m", "arg envforge.verify", "arg --grade", "arg static"]
     # Only the proof's own code is put on the path: nothing else of envforge may reach into the environment.
     assert sorted(line for line in out if not line.startswith("arg")) == ["__init__.py", "verify"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 3), (signal.SIGTERM, 143)])
+def test_a_signal_for_us_alone_ends_the_proof_too(fake_env: Path, number: signal.Signals, code: int) -> None:
+    """A scheduler or `kill` reaches one process, where Ctrl-C reaches all."""
+    (fake_env / "bin" / "python").write_text(
+        f"#!/bin/sh\necho $$ > {fake_env}/new; mv {fake_env}/new {fake_env}/pid\nexec sleep 60\n"
+    )
+    words = ["verify", "--env", str(fake_env), "--grade", "static"]
+    script = f"import envforge.cli.verify as v; v.GRACE = 0.1\nfrom envforge.cli import main; main({words!r})"
+    ours = subprocess.Popen([sys.executable, "-c", script])
+    while not (fake_env / "pid").exists():
+        assert ours.poll() is None
+    ours.send_signal(number)
+    assert ours.wait(30) == code
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((fake_env / "pid").read_text()), 0)
 
 
 def test_options_reach_the_proof(fake_env: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+GRACE = 5.0  # seconds that a proof gets to notice a signal by itself
 # Files that a built environment folder holds beside its environment, and the option each answers.
 _BESIDE = (("plan.json", "--plan"), ("requirements.txt", "--lock"), ("verify.json", "--settings"))
 _SMALL = "small"
@@ -249,13 +250,17 @@ def run_proof(python: Path, arguments: list[str], environment: dict[str, str]) -
             process = subprocess.Popen([str(python), "-m", "envforge.verify", *arguments], env=environment)
         except OSError as error:
             raise OutsideError(f"cannot run {python}: {error.strerror}") from error
-        while True:
+        code, stop = None, None
+        while code is None:
             try:
-                code = process.wait()
-                break
-            except KeyboardInterrupt:
-                # The proof got the same signal: it ends its stage and removes its scratch folder, then we go.
-                continue
+                code = process.wait(GRACE if stop else None)
+            except (KeyboardInterrupt, SystemExit) as signalled:
+                # Where the proof got the same signal, it ends its stage and removes its scratch folder, then we go.
+                stop = signalled
+            except subprocess.TimeoutExpired:
+                process.terminate()  # the signal was for us alone
+    if isinstance(stop, SystemExit):
+        raise stop
     if code < 0:
         raise OutsideError(f"the proof was ended by signal {-code}")
     return code

@@ -110,7 +110,9 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         return stop(EXIT_USAGE, str(error))
     scratch = Path(tempfile.mkdtemp(prefix="envforge-verify-"))
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, interrupt)
     try:
         return run(options, scratch)
     except KeyboardInterrupt:
@@ -123,7 +125,7 @@ def main(argv: list[str]) -> int:
 
 
 def interrupt(number: int, frame: Any) -> None:
-    """SIGTERM ends a run as Ctrl-C does: the stage is ended and the scratch folder removed."""
+    """SIGTERM and SIGHUP end a run as Ctrl-C does: the stage is ended and the scratch folder removed."""
     raise KeyboardInterrupt
 
 
