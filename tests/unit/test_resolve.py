@@ -165,6 +165,15 @@ def test_the_first_vllm_wheels_go_with_the_torch_that_they_are_linked_to() -> No
         assert "vllm" in conflict(requests, "550.54.15", ("NVIDIA A100-SXM4-80GB",)).text
 
 
+def test_wheels_that_are_linked_to_another_cuda_are_told() -> None:
+    def told(requests: list[str], driver: str, gpus: tuple[str, ...] = ()) -> set[str]:
+        return {warning.id for warning in plan(requests, driver, gpus).warnings}
+
+    assert "xformers-build-mismatch" in told(["xformers"], "470.57.02", ("NVIDIA A100-SXM4-80GB",))
+    assert "xformers-build-mismatch" not in told(["xformers"], "550.54.15", ("NVIDIA A100-SXM4-80GB",))
+    assert "vllm-cpu" in told(["vllm"], "none") and "vllm-cpu" not in told(["vllm"], "580.82.07", ("NVIDIA B200",))
+
+
 def test_a_trainer_that_its_host_holds_back_has_a_companion_of_its_time() -> None:
     pins = plan(["unsloth"], "550.54.15", ("NVIDIA A100-SXM4-80GB",), glibc="2.17").pins
     assert pins["unsloth"].startswith("2025.") and pins["unsloth-zoo"].startswith("2025.")
