@@ -75,3 +75,11 @@ def test_without_a_lock_of_its_own_nothing_is_kept(project: Path, tmp_path: Path
     assert frozen(answer(project, PLAN)) is None, "a wheel that is not here any more"
     (project / "pylock.toml").unlink()
     assert frozen(answer(project, PLAN)) is None
+
+
+def test_a_lock_that_was_changed_by_hand_is_not_replaced_without_a_word(project: Path) -> None:
+    lock = project / "pylock.toml"
+    lock.write_text(lock.read_text().replace("a" * 64, "b" * 64))
+    said: list[str] = []
+    assert frozen(answer(project, PLAN), lambda event: said.append(event.text)) is None
+    assert len(said) == 1 and "pylock.toml" in said[0] and "locked anew" in said[0]

@@ -108,7 +108,7 @@ def find_plan(
     offline = run_resolve(
         words, files, spec, targets, glibc=targets.glibc or around.glibc, pythons=around.pythons, chosen=settings
     )
-    if (kept := frozen(offline)) is not None:
+    if (kept := frozen(offline, progress)) is not None:
         plan, lock = kept
         own = offline.intake.spec or Spec(name="custom", requests=offline.intake.lines)
         source = install_source(packages, lock, wheelhouse=wheelhouse, mirrors=settings.mirrors)
@@ -141,14 +141,15 @@ def find_plan(
     )
 
 
-def frozen(outcome: Outcome) -> tuple[Plan, Lock] | None:
+def frozen(outcome: Outcome, progress: Progress | None = None) -> tuple[Plan, Lock] | None:
     """The project's plan and lock, where they are what the request comes to now; None where something is new.
 
     The lock of a project is meant to be kept: asking the indexes again could only replace packages that nobody named.
     """
     from dataclasses import replace
 
-    from envforge.errors import UsageError
+    from envforge.errors import DataError, UsageError
+    from envforge.image.values import Event
     from envforge.lock.read import read_lock
     from envforge.project import read_plan
 
@@ -166,7 +167,11 @@ def frozen(outcome: Outcome) -> tuple[Plan, Lock] | None:
         if bare(kept) != bare(plan):
             return None
         lock = read_lock(project, kept)
-    except UsageError:  # no lock, another plan's, or damaged: made anew
+    except DataError as error:  # damaged, or another plan's: made anew
+        if progress is not None:
+            progress(Event("stage", f"note: {error.cause}; it is locked anew"))
+        return None
+    except UsageError:  # none
         return None
     if any(package.path and not Path(package.path).is_file() for package in lock.packages):
         return None
