@@ -14,7 +14,7 @@ from envforge.errors import UsageError
 from envforge.host import HostFacts, Override, interpret, to_json
 from envforge.host.names import gpu_finder
 from envforge.host.record import FILES, clean
-from envforge.host.smi import Smi, scan_messages
+from envforge.host.smi import Smi, read_smi, scan_messages
 from envforge.host.system import read_arch, read_env, read_glibc, read_module, read_os, read_python
 from envforge.host.text import bus, driver, number
 from envforge.matrix.load import load_matrix
@@ -226,3 +226,9 @@ def test_module_file_shapes(text: str, version: str | None, is_open: bool | None
 )
 def test_cut_names_get_a_capability_only_when_it_is_certain(name: str, memory: int | None, sm: str | None) -> None:
     assert FIND_GPU(name, memory) == sm
+
+
+def test_bytes_that_are_no_text_are_no_gpu() -> None:
+    noise = "7, \ufffdx\ufffd\ufffd, 1\n"
+    named = "0, Quadro\ufffd RTX 4000, 535.104.05, 7.5\n"
+    assert list(read_smi("", noise + named, "").gpus) == [0]

@@ -247,12 +247,18 @@ def merge(first: GpuFacts, second: GpuFacts) -> GpuFacts:
 def read_smi(plain: str, query: str, listing: str) -> Smi:
     """All that the outputs say together; any of them may be empty or garbage."""
     smi = Smi()
+    plain, query, listing = (_text_lines(text) for text in (plain, query, listing))
     for text in (plain, query, listing):
         scan_messages(text, smi)
     scan_table(plain, smi)
     scan_query(query, smi)
     scan_list(listing or plain, smi)
     return smi
+
+
+def _text_lines(text: str) -> str:
+    """Without the lines that are no text: by chance one could pass for a GPU. A sign or two of an odd name may be."""
+    return "\n".join(line for line in text.split("\n") if line.count("\ufffd") <= 2) if "\ufffd" in text else text
 
 
 def _told(text: str | None) -> str | None:
