@@ -18,7 +18,7 @@ from envforge.image import quote, render
 from envforge.image.address import content_address, image_tag
 from envforge.image.base import choose_base, pinned
 from envforge.image.build import render_plan
-from envforge.image.context import find_wheels, make_context, write_context
+from envforge.image.context import find_wheels, make_context, verify_settings, write_context
 from envforge.image.split import parse_lock, split_lock
 from envforge.image.values import BaseInfo, BuildOptions, Dialect, InstallSource
 from envforge.lock.formats import LockedPackage, requirements_text
@@ -422,3 +422,9 @@ def test_the_whole_context_can_be_laid_out_twice_the_same(tmp_path: Path) -> Non
         {p.relative_to(tmp_path / n): p.read_bytes() for p in (tmp_path / n).rglob("*") if p.is_file()} for n in "ab"
     )
     assert a == b
+
+
+def test_an_option_that_the_proof_does_not_know_is_told_before_the_build() -> None:
+    assert verify_settings(Spec(name="x", verify=VerifySpec(options={"accumulation": 2})))["accumulation"] == 2
+    with pytest.raises(DataError, match="acumulation.*did you mean accumulation"):
+        verify_settings(Spec(name="x", verify=VerifySpec(options={"acumulation": 2})))

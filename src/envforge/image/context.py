@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
@@ -156,7 +157,21 @@ def image_files(plan: Plan, lock: LockLike, spec: Spec, address: str) -> dict[st
 
 
 def verify_settings(spec: Spec) -> dict[str, Any]:
-    """The spec's wishes for the proof, as the defaults that `verify --settings` reads."""
+    """The spec's wishes for the proof, as the defaults that `verify --settings` reads.
+
+    Raises:
+        DataError: one that the proof does not know; it would say so only after the build.
+    """
+    from envforge.verify.app import parser, setting_names
+
+    known = setting_names(parser())
+    if unknown := sorted(set(spec.verify.options) - known):
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        raise DataError(
+            f"verify.options of {spec.name}: the proof knows no {unknown[0]!r}"
+            + (f"; did you mean {near[0]}?" if near else ""),
+            "envforge verify --help names the options; write - as _",
+        )
     found: dict[str, Any] = {
         **spec.verify.options,
         "stack": spec.verify.stack,

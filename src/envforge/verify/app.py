@@ -82,6 +82,11 @@ def positive(text: str) -> int:
     return value
 
 
+def setting_names(make: argparse.ArgumentParser) -> set[str]:
+    """What a settings file may set."""
+    return {action.dest for action in make._actions}
+
+
 def main(argv: list[str]) -> int:
     """Entry point; returns the exit code."""
     make = parser()
@@ -89,8 +94,7 @@ def main(argv: list[str]) -> int:
     if first.settings:
         try:
             defaults = json.loads(first.settings.read_text(encoding="utf-8"))
-            known = {action.dest for action in make._actions}
-            unknown = sorted(set(defaults) - known)
+            unknown = sorted(set(defaults) - setting_names(make))
             if unknown:
                 raise ValueError(f"unknown option {unknown[0]}")
         except (OSError, ValueError, TypeError) as error:
