@@ -426,5 +426,5 @@ def test_the_whole_context_can_be_laid_out_twice_the_same(tmp_path: Path) -> Non
 
 def test_an_option_that_the_proof_does_not_know_is_told_before_the_build() -> None:
     assert verify_settings(Spec(name="x", verify=VerifySpec(options={"accumulation": 2})))["accumulation"] == 2
-    with pytest.raises(DataError, match="acumulation.*did you mean accumulation"):
+    with pytest.raises(DataError, match=r"acumulation.*did you mean accumulation"):
         verify_settings(Spec(name="x", verify=VerifySpec(options={"acumulation": 2})))
