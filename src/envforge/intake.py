@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,8 +49,10 @@ def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake
                 raise UsageError(f"two project folders are given: {project} and {word}", "give one")
             project = folder
         else:
+            if re.fullmatch(r"\.{0,2}/\S*|[\w.-]+/", word[:500]) and not os.path.exists(word):
+                raise UsageError(f"{word[:80]}: there is no such file or folder", "envforge init DIR makes a project")
             request = parse_request(word)
-            if request.url and re.match(r"\.{0,2}/", request.url) and not Path(request.url).exists():
+            if request.url and re.match(r"\.{0,2}/", request.url) and not os.path.exists(request.url):
                 raise UsageError(f"{request.text[:80]}: there is no such file or folder")
             lines.append(request)
     constraints: list[Request] = []

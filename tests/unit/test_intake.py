@@ -67,8 +67,9 @@ def test_a_folder_that_is_no_project_says_what_it_can_be(tmp_path: Path) -> None
     with pytest.raises(UsageError) as caught:
         read_intake([str(tmp_path)], [], None)
     assert "pyproject.toml" in caught.value.hint and "x @ " in caught.value.hint
-    with pytest.raises(UsageError, match="no such"):
-        read_intake(["x @ ./not-there"], [], None)
+    for word in ("x @ ./not-there", "./not-there", "not-there/", "/not/there.whl", "./" + "a" * 400):
+        with pytest.raises(UsageError, match="no such"):
+            read_intake([word], [], None)
 
 
 def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path) -> None:

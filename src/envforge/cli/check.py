@@ -199,7 +199,11 @@ def _inside(reference: str) -> Installed:
     if reference.startswith((".", "/", "~")):
         raise OutsideError(f"there is no folder {reference}", "name a folder with a plan.json, or an image")
     engine = container_engine(choose_engine("auto"))
-    image = engine.inspect(reference) or engine.pull(reference)
+    try:
+        image = engine.inspect(reference) or engine.pull(reference)
+    except OutsideError as error:
+        error.cause = f"there is no folder {reference}, and no image: {error.cause}"
+        raise
     python, packages = packages_inside(engine, image)
     plan = plan_of(image.labels, reference)
     return from_versions(packages.items(), python, reference, plan.requests if plan else ())
