@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,10 +48,10 @@ def read_intake(words: list[str], files: list[Path], spec: str | None) -> Intake
                 raise UsageError(f"two project folders are given: {project} and {word}", "give one")
             project = folder
         else:
-            if re.fullmatch(r"\.{0,2}/\S*|[\w.-]+/", word[:500]) and not os.path.exists(word):
+            if re.fullmatch(r"\.{0,2}/\S*|[\w.-]+/", word[:500]) and not _exists(word):
                 raise UsageError(f"{word[:80]}: there is no such file or folder", "envforge init DIR makes a project")
             request = parse_request(word)
-            if request.url and re.match(r"\.{0,2}/", request.url) and not os.path.exists(request.url):
+            if request.url and re.match(r"\.{0,2}/", request.url) and not _exists(request.url):
                 raise UsageError(f"{request.text[:80]}: there is no such file or folder")
             lines.append(request)
     constraints: list[Request] = []
@@ -91,6 +90,13 @@ def _looks_like_folder(word: str) -> bool:
         named = "/" in word or word in (".", "..") or (Path(word) / SPEC_FILE).is_file()
         return named and Path(word).is_dir()
     except (OSError, ValueError):  # too long for a path, or with a null byte: then it is no folder
+        return False
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # too long for a path
         return False
 
 
