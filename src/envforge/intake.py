@@ -12,6 +12,7 @@ from envforge.resolver.request import MAX_LINES, Request, parse_request
 from envforge.spec import SPEC_FILE, Spec, find_spec, load_spec
 
 MAX_FILE = 4_000_000
+MAX_WITH_HASHES = 200_000  # of one requirement: a release with hundreds of wheels has some 30,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,8 @@ def read_requirements(path: Path, _seen: frozenset[Path] = frozenset()) -> tuple
     constraints: list[Request] = []
     for number, line in _logical_lines(text):
         where = f"{path}:{number}"
+        if len(line) > MAX_WITH_HASHES:
+            raise UsageError(f"{where}: a line of {len(line):,} characters ({line[:40]!r}...) is too long")
         option = re.match(r"^(-r|--requirement|-c|--constraint)(?:\s+|=)(.+)$", line)
         if option:
             inner = (path.parent / option[2].strip()).resolve()

@@ -146,3 +146,16 @@ def test_a_relative_path_in_a_spec_starts_in_its_folder(tmp_path: Path, monkeypa
     mine = load_spec(tmp_path / "image.yaml").requests[1]
     assert mine.origin.endswith("image.yaml:3")
     assert _from(tmp_path, mine) == "./mine"
+
+
+def test_lines_far_too_long_are_refused_before_they_are_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hashes make lines long; a line of megabytes is none, and every search through it costs."""
+    hashes = " ".join(f"--hash=sha256:{i:064x}" for i in range(400))
+    (tmp_path / "r.txt").write_text(f"numpy==1.26.4 {hashes}\n")
+    assert read_requirements(tmp_path / "r.txt")[0][0].pinned == "1.26.4"
+    (tmp_path / "r.txt").write_text("./" + "a" * 3_000_000)
+    monkeypatch.setattr("envforge.intake._named", lambda *_: pytest.fail("searched"))
+    with pytest.raises(UsageError, match="too long"):
+        read_requirements(tmp_path / "r.txt")
