@@ -114,9 +114,10 @@ def read_requirements(path: Path, _seen: frozenset[Path] = frozenset()) -> tuple
     if path.name == "pyproject.toml":
         return _pyproject(path), []
     try:
-        if path.stat().st_size > MAX_FILE:
-            raise UsageError(f"{path} has {path.stat().st_size:,} bytes: no requirements file is that large")
-        raw = path.read_bytes()
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_FILE + 1)  # a device or a pipe has no size of its own
+        if len(raw) > MAX_FILE:
+            raise UsageError(f"{path} has more than {MAX_FILE:,} bytes: no requirements file is that large")
         # Windows tools put a byte order mark before UTF-8, or write UTF-16; pip reads both.
         text = raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except OSError as error:

@@ -159,3 +159,10 @@ def test_lines_far_too_long_are_refused_before_they_are_searched(
     monkeypatch.setattr("envforge.intake._named", lambda *_: pytest.fail("searched"))
     with pytest.raises(UsageError, match="too long"):
         read_requirements(tmp_path / "r.txt")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="this system has no /dev/zero")
+def test_a_file_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Path, "read_bytes")  # it would read for ever
+    with pytest.raises(UsageError, match="no requirements file is that large"):
+        read_intake([], [Path("/dev/zero")], None)
