@@ -121,3 +121,11 @@ def test_secrets_are_files_for_us_alone(tmp_path: Path) -> None:
 def test_the_hub_is_told_through_its_own_variable() -> None:
     assert hub_environment(chosen_settings(None, ["hub=https://hub.example"])) == {"HF_ENDPOINT": "https://hub.example"}
     assert hub_environment(chosen_settings(None)) == {}
+
+
+def test_a_certificate_file_that_is_not_there_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"missing\.pem is not there"):
+        package_settings(chosen_settings(None, ca=tmp_path / "missing.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
+    with pytest.raises(UsageError, match=r"gone\.pem is not there"):
+        package_settings(chosen_settings(None))

@@ -36,10 +36,15 @@ def chosen_settings(project: Path | None, mirror: list[str] | None = None, ca: P
 
 
 def package_settings(settings: Settings) -> PipSettings:
-    """pip's settings on this machine with the mirrors and the certificate file of ours in their place."""
+    """pip's settings on this machine with the mirrors and the certificate file of ours in their place.
+
+    Raises:
+        UsageError: the certificate file is none. Others of reading pip's settings.
+    """
     import os
     from dataclasses import replace
 
+    from envforge.errors import UsageError
     from envforge.lock import read_pip_settings
 
     found = read_pip_settings(os.environ)
@@ -48,7 +53,13 @@ def package_settings(settings: Settings) -> PipSettings:
         found = replace(found, index_url=index, extra_index_urls=(), no_index=False)
     if torch := settings.mirrors.get("torch"):
         found = replace(found, torch_index=torch)
-    return replace(found, cert=str(settings.ca)) if settings.ca is not None else found
+    if settings.ca is not None:
+        found = replace(found, cert=str(settings.ca))
+    if found.cert is not None and not Path(found.cert).exists():
+        raise UsageError(
+            f"the certificate file {found.cert} is not there", "correct --ca, the setting ca, or pip's cert"
+        )
+    return found
 
 
 def hub_environment(settings: Settings) -> dict[str, str]:

@@ -86,6 +86,8 @@ class VenvEngine:
         try:
             found = _ask([*command, ref or python]).strip()
         except EngineError as error:
+            if ref:
+                raise EngineError(f"{ref} is no Python that runs here", "correct --base", id="no-python") from error
             raise EngineError(
                 f"no Python {python} is on this machine, and the plan is for that version",
                 f"install python{python} (with its venv module), name an interpreter with --base PATH, "
