@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -148,3 +150,16 @@ def test_ef61_ef67_ef87_a_plain_stack_on_a_gpu() -> None:
     installs = [step for step in text.split("\nRUN ") if "parts/" in step]
     assert len(installs) == 2
     assert all("--mount=type=cache,id=envforge-uv" in step for step in installs)
+
+
+@pytest.mark.parametrize(("name", "tidy"), [("venv", "free some space, or"), ("podman", "(podman image prune)")])
+def test_a_disk_that_is_too_small_names_what_the_engine_itself_could_free(name: str, tidy: str) -> None:
+    from envforge.errors import DiskFullError
+    from envforge.image.space import check_space
+    from envforge.image.system import SystemPackages
+    from envforge.image.values import BaseInfo, Prediction, silent
+
+    engine: Any = SimpleNamespace(name=name, inspect=lambda ref: None, free_space=lambda: 10)
+    with pytest.raises(DiskFullError) as stop:
+        check_space(Prediction(5, 20, 10), SimpleNamespace(), BaseInfo("b"), SystemPackages(), engine, silent)  # type: ignore[arg-type]
+    assert tidy in stop.value.hint and "docker" not in stop.value.hint

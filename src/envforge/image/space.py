@@ -11,6 +11,13 @@ from envforge.image.values import BaseInfo, Event, LockLike, Prediction, Progres
 # under 2 times their size).
 _LEAST, _LIKELY = 2.0, 3.6
 
+# What frees space of an engine's own.
+_TIDY = {
+    "docker": " (docker builder prune, docker image prune)",
+    "podman": " (podman image prune)",
+    "buildah": " (buildah prune)",
+}
+
 
 def check_space(
     told: Prediction | None,
@@ -54,10 +61,11 @@ def check_space(
     )
     free = engine.free_space()
     if free is not None and free < peak:
+        tidy = _TIDY.get(engine.name, "")
         raise DiskFullError(
             f"the build takes {peak / 1e9:.1f} GB of disk on the way, and {free / 1e9:.1f} GB are free where the "
             f"{engine.name} engine keeps its files",
-            "free some space (docker builder prune, docker image prune), or build elsewhere",
+            f"free some space{tidy}, or build elsewhere",
             id="disk-too-small",
         )
 
