@@ -51,3 +51,17 @@ def test_an_ignored_signal_stays_ignored() -> None:
         "with ended_as_exit(): os.kill(os.getpid(), signal.SIGHUP)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_ctrl_c_while_the_program_loads_is_no_traceback() -> None:
+    program = (
+        "import builtins\n"
+        "real = builtins.__import__\n"
+        "def load(name, *rest):\n"
+        "    if name == 'envforge.cli.app': raise KeyboardInterrupt\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = load\n"
+        "from envforge.cli import main; main(['--help'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
