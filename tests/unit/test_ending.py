@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 # A command of ours that runs a program as locking does, in a scratch folder.
 _SCRIPT = """
-import os, sys, tempfile, typer
+import os, signal, sys, tempfile, typer
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup before the test runner would be inherited
 from envforge.cli.run import run
 from envforge.lock.runner import run_uv
 
@@ -36,6 +38,7 @@ def test_a_stopped_command_leaves_nothing(tmp_path: Path, number: signal.Signals
     command = subprocess.Popen([sys.executable, "-c", _SCRIPT, str(places), str(program)])
     while not (tmp_path / "pid").exists():
         assert command.poll() is None
+        time.sleep(0.02)
     assert list(places.iterdir())
     command.send_signal(number)
     assert command.wait(30) == 128 + number
