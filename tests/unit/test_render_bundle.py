@@ -83,6 +83,8 @@ def test_what_a_bundle_cannot_be_rendered_from_is_told(tmp_path: Path, capsys: p
     assert (
         run(application(), [*words, "transformers"]) == 2 and "something else is asked for" in capsys.readouterr().err
     )
+    assert run(application(), [*words, "--driver", "550.54.15", "--gpu", "A100"]) == 2
+    assert "--driver, --gpu describes other hosts" in capsys.readouterr().err
     (folder / PROJECT / "image.yaml").write_text("schema: 1\n")
     assert run(application(), words) == 2 and "damaged" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

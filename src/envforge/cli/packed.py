@@ -57,7 +57,7 @@ def start(
     from envforge.cli.small import small_model
     from envforge.image.engines import container_engine
 
-    packed = open_bundle(words, files, spec, wheelhouse, progress) if wheelhouse is not None else None
+    packed = open_bundle(words, files, spec, targets, wheelhouse, progress) if wheelhouse is not None else None
     if packed is None:
         around = surroundings(engine, base, targets, spec_pythons(words, files, spec))
         found = find_plan(
@@ -98,7 +98,7 @@ def measure_of(found: Found) -> Callable[[], Prediction]:
 
 
 def open_bundle(
-    words: list[str], files: list[Path], spec: str | None, wheelhouse: Path, progress: Progress
+    words: list[str], files: list[Path], spec: str | None, targets: t.Targets, wheelhouse: Path, progress: Progress
 ) -> tuple[Found, Bundle] | None:
     """What is to be built, where the wheelhouse is a bundle; None where it is not.
 
@@ -120,6 +120,9 @@ def open_bundle(
     own = "its plan is frozen: leave the request out, or bundle another project"
     if files or spec or any(Path(word) != project for word in words):
         raise UsageError(f"{wheelhouse} is a bundle of one plan, and something else is asked for", own)
+    if given := ", ".join(targets.given()):
+        frozen = "its plan is frozen for the hosts that it was bundled for: leave that out, or make a bundle for others"
+        raise UsageError(f"{wheelhouse} is a bundle, and {given} describes other hosts", frozen)
     found = read_bundle(wheelhouse.resolve(), progress)
     if project is not None and plan_of(project).hash() != found.plan.hash():
         raise UsageError(f"{wheelhouse} is a bundle of another plan than that of {project}", own)

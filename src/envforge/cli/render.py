@@ -55,7 +55,7 @@ def render(
     words, files = request or [], requirement or []
     with stage_printer(sys.stderr) as progress:
         bundle = None
-        if packed := open_bundle(words, files, spec, wheelhouse, progress) if wheelhouse is not None else None:
+        if packed := open_bundle(words, files, spec, targets, wheelhouse, progress) if wheelhouse is not None else None:
             found, bundle = packed
         else:
             found = find_plan(

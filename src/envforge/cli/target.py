@@ -111,6 +111,10 @@ class Targets:
     variant: str = "auto"
     exclude: list[str] | None = None
 
+    def given(self) -> tuple[str, ...]:
+        """The options that were typed."""
+        return tuple(f"--{name}" for name, value in vars(self).items() if value not in (None, [], "auto"))
+
     def read(self, matrix: Matrix | None = None) -> tuple[Host, ...]:
         """The hosts that are meant (see `read_targets`)."""
         return read_targets(self, matrix)
