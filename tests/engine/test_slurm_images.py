@@ -126,7 +126,8 @@ def test_an_image_is_proven_as_a_job_and_the_receipt_comes_home(
     assert slurm.wait(row["job_id"], seconds=500) == "COMPLETED", own_log(row)[-4000:]
 
     answer = status(slurm, row)
-    assert answer["receipts"] == [{"passed": True, "grade": "full", "digest": row["digest"]}]
+    proof = {"node": "n1", "passed": True, "grade": "full", "digest": row["digest"], "finding": None}
+    assert answer["receipts"] == [proof]
     assert row["digest"].startswith("sha256:")
     receipt = json.loads((tmp_path / "out" / "receipt-n1.json").read_text())
     assert receipt["losses"][-1] < receipt["losses"][0]
