@@ -68,13 +68,13 @@ def load_matrix(
     key = hashlib.sha256(f"{FORMAT} {matrix_hash} {_code_hash()}".encode()).hexdigest()
     names = ("shipped", *(str(layer) for layer in layers))
     kept = Cache((cache or cache_folder("matrix")) if use_cache else None, KEEP)
-    rows = _decode(kept.read(f"{key}.json"))
-    if rows is None:
+    rows = kept.read_json(f"{key}.json")
+    if not isinstance(rows, dict):
         from envforge.matrix.meaning import read_rows
 
         schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
         rows = read_rows([(file.where, file.layer, file.raw) for file in files], schema)
-        kept.write(f"{key}.json", json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode())
+        kept.write_json(f"{key}.json", rows)
     return build(rows, matrix_hash, names)
 
 
@@ -258,14 +258,6 @@ def hash_files(files: Sequence[File]) -> str:
     """Hash of all rows; it does not depend on where a layer lies."""
     parts = (part for file in files for part in (f"{file.layer}/{file.inside}".encode(), file.raw))
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
-
-
-def _decode(body: bytes | None) -> Rows | None:
-    try:
-        rows = json.loads(body or b"")
-    except ValueError:
-        return None
-    return rows if isinstance(rows, dict) else None
 
 
 @lru_cache(maxsize=1)

@@ -148,7 +148,7 @@ class _Work:
         enc = self.enc
         pinned = tuple(sorted(r.pinned for r in enc.requests if r.name == name and r.pinned))
         at = (name, extra, *self.key, pinned if _is_trainer(enc, name) else ())
-        piece = self.shelf.pieces.get(at) or self.kept(at)
+        piece = self.shelf.pieces.get(at) or self.stored(at)
         if piece is None:
             piece = self.shelf.pieces[at] = self.make(name, extra, pinned)
             if self.shelf.store is not None:
@@ -165,7 +165,7 @@ class _Work:
                 _glibc_row(enc, name, floor, pythons, versions)
         return piece.reached
 
-    def kept(self, at: Key) -> Piece | None:
+    def stored(self, at: Key) -> Piece | None:
         """A piece that an earlier run made; what cannot be read is made again."""
         text = self.shelf.store.read(at) if self.shelf.store is not None else None
         if text is None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 def cache_folder(name: str) -> Path | None:
@@ -62,6 +64,18 @@ class Cache:
             if self.most is not None:
                 for old in latest_first(path for path in self.folder.iterdir() if path.suffix != ".tmp")[self.most :]:
                     old.unlink()
+
+    def read_json(self, name: str) -> Any:
+        """What `write_json` wrote under this name; None where there is none."""
+        body = self.read(name)
+        try:
+            return None if body is None else json.loads(body)
+        except ValueError:
+            return None
+
+    def write_json(self, name: str, value: object) -> None:
+        """Keep plain data."""
+        self.write(name, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def latest_first(paths: Iterable[Path]) -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envforge.errors import DiskFullError, OutsideError, UsageError
 
-LOCK = "requirements.txt"
+REQUIREMENTS = "requirements.txt"
 LOCK_HEAD = "# envforge lock"  # how each of ours begins
 
 
@@ -20,7 +20,7 @@ def check_lock_place(folder: Path) -> None:
     Raises:
         UsageError: the folder has a requirements.txt that is somebody's own.
     """
-    path = folder / LOCK
+    path = folder / REQUIREMENTS
     try:
         with path.open(encoding="utf-8", errors="replace") as stream:
             head = stream.read(len(LOCK_HEAD))

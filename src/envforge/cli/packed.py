@@ -53,34 +53,53 @@ def start(
     Raises:
         ConflictError, UsageError, DataError, and others of resolving, locking and bundles.
     """
-    from envforge.cli.planned import find_plan, spec_pythons, surroundings
     from envforge.cli.small import small_model
     from envforge.image.engines import container_engine
 
-    packed = open_bundle(words, files, spec, targets, wheelhouse, progress) if wheelhouse is not None else None
-    if packed is None:
-        around = surroundings(engine, base, targets, spec_pythons(words, files, spec))
-        found = find_plan(
-            words,
-            files,
-            spec,
-            targets,
-            wheelhouse=wheelhouse,
-            ca=ca,
-            mirror=mirror,
-            progress=progress,
-            around=around,
-        )
+    found, bundle = find_start(
+        engine, words, files, spec, targets, base=base, wheelhouse=wheelhouse, ca=ca, mirror=mirror, progress=progress
+    )
+    if bundle is None:
         return Start(found, base, None, model, small_model, measure_of(found))
     from envforge.keep.bundle import load_base
 
-    found, bundle = packed
     digest = None
     if base is None and engine.name != "venv":
         base = load_base(bundle, container_engine(engine), progress)
         digest = (bundle.base or {}).get("digest")
     make_model = partial(packed_small, bundle)
     return Start(found, base, digest, model or packed_model(bundle), make_model, measure_of(found))
+
+
+def find_start(
+    engine: Engine | None,
+    words: list[str],
+    files: list[Path],
+    spec: str | None,
+    targets: t.Targets,
+    *,
+    base: str | None,
+    wheelhouse: Path | None,
+    ca: Path | None,
+    mirror: list[str] | None,
+    progress: Progress,
+) -> tuple[Found, Bundle | None]:
+    """The plan with its lock, and the bundle that they came from, if the wheelhouse is one.
+
+    Raises:
+        ConflictError, UsageError, DataError, and others of resolving, locking and bundles.
+    """
+    from envforge.cli.planned import find_plan, spec_pythons, surroundings
+
+    if wheelhouse is not None:
+        packed = open_bundle(words, files, spec, targets, wheelhouse, progress)
+        if packed is not None:
+            return packed
+    around = surroundings(engine, base, targets, spec_pythons(words, files, spec))
+    found = find_plan(
+        words, files, spec, targets, wheelhouse=wheelhouse, ca=ca, mirror=mirror, progress=progress, around=around
+    )
+    return found, None
 
 
 def measure_of(found: Found) -> Callable[[], Prediction]:

@@ -41,8 +41,7 @@ def render(
     import shlex
     import sys
 
-    from envforge.cli.packed import open_bundle
-    from envforge.cli.planned import find_plan, spec_pythons, surroundings
+    from envforge.cli.packed import find_start
     from envforge.cli.stages import stage_printer
     from envforge.errors import UsageError
     from envforge.image.build import context_folder, render_plan
@@ -54,21 +53,9 @@ def render(
     targets = t.Targets(host, fleet, driver, gpu, glibc, arch, python, variant)
     words, files = request or [], requirement or []
     with stage_printer(sys.stderr) as progress:
-        bundle = None
-        if packed := open_bundle(words, files, spec, targets, wheelhouse, progress) if wheelhouse is not None else None:
-            found, bundle = packed
-        else:
-            found = find_plan(
-                words,
-                files,
-                spec,
-                targets,
-                wheelhouse=wheelhouse,
-                ca=ca,
-                mirror=mirror,
-                progress=progress,
-                around=surroundings(None, base, targets, spec_pythons(words, files, spec)),
-            )
+        found, bundle = find_start(
+            None, words, files, spec, targets, base=base, wheelhouse=wheelhouse, ca=ca, mirror=mirror, progress=progress
+        )
         # The base of a bundle has the name there under which `build` loads it; another base has other packages.
         own = bundle if base is None else None
         options = BuildOptions(

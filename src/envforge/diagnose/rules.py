@@ -45,10 +45,10 @@ def load_rules(path: Path = DATA, *, cache: Path | None = None, use_cache: bool 
         raise DataError(f"{path.name}: cannot be read ({error})") from error
     kept = Cache((cache or cache_folder("diagnoses")) if use_cache else None, KEEP)
     name = f"{_key(text)}.json"
-    rows = _decode(kept.read(name))
-    if rows is None:
+    rows = kept.read_json(name)
+    if not isinstance(rows, dict) or not rows.keys() >= {"rules", "signals", "next"}:
         rows = _parse(text, path.name)
-        kept.write(name, json.dumps(rows, separators=(",", ":")).encode())
+        kept.write_json(name, rows)
     return _build(rows)
 
 
@@ -57,14 +57,6 @@ def _key(text: str) -> str:
     for part in (SCHEMA, _HERE / "rules.py", _HERE / "literals.py"):
         digest.update(part.read_bytes())
     return digest.hexdigest()[:32]
-
-
-def _decode(body: bytes | None) -> dict[str, Any] | None:
-    try:
-        rows = json.loads(body or b"")
-    except ValueError:
-        return None
-    return rows if isinstance(rows, dict) and rows.keys() >= {"rules", "signals", "next"} else None
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:

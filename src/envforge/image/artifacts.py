@@ -7,14 +7,13 @@ https://github.com/opencontainers/distribution-spec/blob/main/spec.md#listing-re
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from envforge.image.registry import Reference, Registry, RegistryError, Remote
+from envforge.image.registry import Reference, Registry, RegistryError, Remote, digest_of
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -96,17 +95,13 @@ def documents(client: Registry, image: Remote, kind: str) -> list[bytes]:
         except (KeyError, IndexError, TypeError):
             continue
         blob = client.ask("GET", image.reference, f"blobs/{digest}")
-        if blob is not None and digest == _digest(blob.content):
+        if blob is not None and digest == digest_of(blob.content):
             found.append(blob.content)
     return found
 
 
 def _described(data: bytes, kind: str) -> dict[str, Any]:
-    return {"mediaType": kind, "digest": _digest(data), "size": len(data)}
-
-
-def _digest(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return {"mediaType": kind, "digest": digest_of(data), "size": len(data)}
 
 
 def _tag(digest: str) -> str:
@@ -131,7 +126,7 @@ def _rows(answer: Any) -> list[dict[str, Any]] | None:
 
 
 def _upload(client: Registry, where: Reference, data: bytes) -> None:
-    digest = _digest(data)
+    digest = digest_of(data)
     if client.ask("HEAD", where, f"blobs/{digest}") is not None:
         return
     begun = client.ask("POST", replace(where, digest=None), "blobs/uploads/", data=b"")

@@ -172,7 +172,10 @@ class Registry:
         answer = self.ask("GET", reference, f"manifests/{name}")
         if answer is None:
             return None
-        manifest, digest = _json(answer, reference), answer.headers.get("Docker-Content-Digest") or _sha256(answer)
+        manifest, digest = (
+            _json(answer, reference),
+            answer.headers.get("Docker-Content-Digest") or digest_of(answer.content),
+        )
         media = answer.headers.get("Content-Type", "").partition(";")[0]
         if "manifests" in manifest:
             # One image for several architectures, as buildx makes them; ours are the same plan on one architecture.
@@ -352,10 +355,11 @@ def _json(answer: requests.Response, reference: Reference) -> dict[str, Any]:
     return data
 
 
-def _sha256(answer: requests.Response) -> str:
+def digest_of(data: bytes) -> str:
+    """What a registry calls these bytes."""
     import hashlib
 
-    return f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def _words(answer: requests.Response) -> str:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from envforge.files import REQUIREMENTS
 from envforge.lock.availability import (
     AS_TORCH,
     Availability,
@@ -18,7 +19,7 @@ from envforge.lock.availability import (
     from_json,
     probe_availability,
 )
-from envforge.lock.formats import PYLOCK, REQUIREMENTS, WHEELS, IndexKind, Lock, LockedPackage, read_requirements
+from envforge.lock.formats import PYLOCK, WHEELS, IndexKind, Lock, LockedPackage, read_requirements
 from envforge.lock.install import install_command, install_options, source_packages, write_lock
 from envforge.lock.local import LocalWheel, build_local
 from envforge.lock.make import LockConflict, make_lock

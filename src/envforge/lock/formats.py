@@ -12,7 +12,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from envforge.errors import DataError, OutsideError
-from envforge.files import LOCK_HEAD
+from envforge.files import LOCK_HEAD, REQUIREMENTS
 from envforge.lock.settings import redact
 
 if sys.version_info >= (3, 11):
@@ -20,7 +20,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-REQUIREMENTS = "requirements.txt"
 PYLOCK = "pylock.toml"
 WHEELS = "wheels"  # folder beside the lock for wheels that were built from local requests
 IndexKind = Literal["default", "torch", "find-links", "source"]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envforge.errors import DataError, DiskFullError, OutsideError
-from envforge.files import check_lock_place
-from envforge.lock.formats import PYLOCK, REQUIREMENTS, Lock, read_requirements
+from envforge.files import REQUIREMENTS, check_lock_place
+from envforge.lock.formats import PYLOCK, Lock, read_requirements
 from envforge.lock.runner import find_uv
 from envforge.lock.settings import TORCH, PipSettings, index_arguments, uv_environment
 

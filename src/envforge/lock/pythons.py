@@ -59,7 +59,8 @@ def requires_python(packages: list[LockedPackage], settings: PipSettings) -> dic
     from concurrent.futures import ThreadPoolExecutor
 
     cache = Cache(cache_folder("lock"))
-    known = _decode(cache.read(STORE))
+    kept = cache.read_json(STORE)
+    known: dict[str, str] = kept if isinstance(kept, dict) else {}
     keys = {package.name: package.hashes[0] for package in packages}
     missing = [package for package in packages if keys[package.name] not in known]
     if missing:
@@ -68,7 +69,7 @@ def requires_python(packages: list[LockedPackage], settings: PipSettings) -> dic
         news = {keys[p.name]: bound for p, bound in zip(missing, asked, strict=True) if bound is not None}
         known.update(news)
         if news:
-            cache.write(STORE, json.dumps(known).encode())
+            cache.write_json(STORE, known)
     return {name: known[key] for name, key in keys.items() if key in known}
 
 
@@ -151,10 +152,3 @@ def _login(settings: PipSettings, url: str) -> tuple[str, str] | None:
         if user and url.split("/")[:3] == plain.split("/")[:3]:
             return user, password or ""
     return None
-
-
-def _decode(body: bytes | None) -> dict[str, str]:
-    try:
-        return {str(key): str(value) for key, value in json.loads(body or b"{}").items()}
-    except (ValueError, AttributeError):
-        return {}
