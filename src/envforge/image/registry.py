@@ -172,10 +172,8 @@ class Registry:
         answer = self.ask("GET", reference, f"manifests/{name}")
         if answer is None:
             return None
-        manifest, digest = (
-            _json(answer, reference),
-            answer.headers.get("Docker-Content-Digest") or digest_of(answer.content),
-        )
+        manifest = _json(answer, reference)
+        digest = answer.headers.get("Docker-Content-Digest") or digest_of(answer.content)
         media = answer.headers.get("Content-Type", "").partition(";")[0]
         if "manifests" in manifest:
             # One image for several architectures, as buildx makes them; ours are the same plan on one architecture.
